@@ -1,0 +1,158 @@
+"""What a target is: one kind of runtime on one kind of device.
+
+A target is one file of this package that defines ``TARGET``; its runtime is imported inside its
+methods, so that listing targets works with none installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Available:
+    """It works here; ``detail`` says with what (``onnxruntime 1.32.0``)."""
+
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"status": "available", "reason": self.detail or None, "fix": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unavailable:
+    """It does not work here: why, and what would make it."""
+
+    reason: str
+    fix: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"status": "unavailable", "reason": self.reason, "fix": self.fix}
+
+
+State = Available | Unavailable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """Building and running are two questions: an ahead-of-time engine builds where it cannot run."""
+
+    build: State
+    run: State
+    runtime: str
+    version: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What an export makes of one model for one target.
+
+    Attributes:
+        graphs: role (``main``, or ``prefill`` and ``decode``) to ``.onnx`` file; external weights lie
+            beside it in one flat folder.
+    """
+
+    graphs: Mapping[str, Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """``precision``: what the runtime computes in where it chooses (``f32``, ``f16``, ``bf16``)."""
+
+    precision: str | None = None
+    threads: int | None = None
+    workdir: Path | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which provider or device ran each node that computes in floating point.
+
+    ``elsewhere`` names nodes (``name (op) -> provider``) that did not run on the target.
+    """
+
+    float_compute_nodes: int
+    on_target: int
+    elsewhere: tuple[str, ...] = ()
+    evidence: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return self.on_target == self.float_compute_nodes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "float_compute_nodes": self.float_compute_nodes,
+            "on_target": self.on_target,
+            "elsewhere": list(self.elsewhere),
+            "evidence": self.evidence,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CannotRun:
+    """The artifact was built but has no device to run on here."""
+
+    reason: str
+    fix: str
+
+
+@runtime_checkable
+class Session(Protocol):
+    """A loaded artifact, ready to run."""
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]: ...
+
+    def time(
+        self, inputs: Mapping[str, np.ndarray], *, repeats: int, warmup: int
+    ) -> Sequence[float]:
+        """Milliseconds of each of ``repeats`` runs, device synchronised, after ``warmup`` runs."""
+        ...
+
+    def placement(self) -> Placement: ...
+
+
+@runtime_checkable
+class Artifact(Protocol):
+    """A compiled program: files that load again without compiling."""
+
+    files: tuple[Path, ...]
+    compile_ms: float
+
+    def load(self, graph: str = "main") -> Session | CannotRun: ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """One runtime on one kind of device."""
+
+    name: str
+    summary: str
+    precisions: tuple[str, ...]
+    """Precisions the runtime can be told to compute in; empty where the graph decides."""
+    default_forms: tuple[str, ...]
+    """Forms to try at each site, best first; ``primitive`` is always the last resort."""
+    max_opset: int
+
+    def availability(self) -> Availability: ...
+
+    def compile(self, program: Program, options: CompileOptions) -> Artifact:
+        """Build the program for this target.
+
+        Errors:
+            mha_export.errors.TargetUnavailableError: the runtime is not here.
+            RuntimeError: the runtime refused the graph; the message is its own.
+        """
+        ...
+
+
+Status = Literal[
+    "pass", "fail", "imprecise", "built", "fallback", "unsupported", "unavailable", "error"
+]
