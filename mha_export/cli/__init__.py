@@ -1,5 +1,52 @@
-"""The command line."""
+"""The command line: one thin file per command. A file that defines ``command`` is found by itself.
+
+Exit codes: 0 all well; 1 a check failed; 2 bad usage or bad input; 3 a target that was asked for
+cannot run here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mha_export.errors import MhaExportError
 
 
 def main() -> None:
-    raise SystemExit(2)
+    """Run the command line and leave with its exit code."""
+    from mha_export.cli._group import cli
+
+    try:
+        cli.main(standalone_mode=True, prog_name="mha-export")
+    except MhaExportError as error:
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone (``| head``); that is its affair, not a failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except MemoryError:
+        _complain("out of memory\n  fix: use a smaller workload (--dim), or a machine with more")
+        sys.exit(1)
+    except OSError as error:
+        _complain(_os_words(error))
+        sys.exit(2)
+    except Exception as error:
+        if os.environ.get("MHA_EXPORT_TRACEBACK"):
+            raise
+        _complain(
+            f"internal error: {type(error).__name__}: {error}\n"
+            "  fix: this is a bug; run again with MHA_EXPORT_TRACEBACK=1 and report it"
+        )
+        sys.exit(1)
+
+
+def _os_words(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return (
+        f"{where}{error.strerror or error}\n  fix: check the path, its permissions and free space"
+    )
+
+
+def _complain(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)

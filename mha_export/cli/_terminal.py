@@ -1,0 +1,89 @@
+"""What a person sees: tables on a terminal, plain lines when piped; progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mha_export.jobs import Progress
+
+STATUS_STYLE = {
+    "pass": "green",
+    "built": "green",
+    "ok": "green",
+    "available": "green",
+    "attention": "green",
+    "fused": "green",
+    "imprecise": "yellow",
+    "lowered": "yellow",
+    "kept": "yellow",
+    "not_attention": "dim",
+    "unavailable": "dim",
+    "not-probed": "dim",
+    "fail": "bold red",
+    "fallback": "red",
+    "error": "red",
+    "rejected": "red",
+    "proof_failed": "bold red",
+    "wrong": "bold red",
+    "crash": "bold red",
+}
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout: sorted by the document's own order, two-space indent."""
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on a terminal; tab-separated lines, headed once, when stdout is piped."""
+    if not sys.stdout.isatty():
+        sys.stdout.write("\t".join(columns) + "\n")
+        for row in rows:
+            sys.stdout.write("\t".join(_plain(cell) for cell in row) + "\n")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        cells = [_plain(cell) for cell in row]
+        table.add_row(*(Text(cell, style=STATUS_STYLE.get(cell, "")) for cell in cells))
+    Console().print(table)
+
+
+def print_line(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def print_notice(text: str) -> None:
+    """Something a person should know that is not a result: stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def _plain(cell: object) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.3g}"
+    return str(cell).replace("\t", " ").replace("\n", " ")
+
+
+@contextmanager
+def progress_shown() -> Iterator[Progress]:
+    """Yield the callable that jobs report their steps to."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        with console.status("starting") as status:
+            yield lambda step: status.update(step)
+    else:
+        yield lambda step: print_notice(f"... {step}")

@@ -1,0 +1,79 @@
+"""``mha-export check``: the main job, export to report, with every target found here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mha_export.cli._options import (
+    cache_option,
+    form_option,
+    inputs_option,
+    json_option,
+    output_option,
+    plan_option,
+    quick_option,
+    require_fused_option,
+    seed_option,
+    source_options,
+    standalone_option,
+    strict_option,
+    target_option,
+    workload_options,
+)
+from mha_export.cli._terminal import print_json, print_line, print_notice, progress_shown
+from mha_export.cli.export import show_export
+from mha_export.cli.run import show_results
+
+
+@click.command("check")
+@click.argument("source")
+@target_option
+@output_option("Folder to write.")
+@form_option
+@cache_option
+@strict_option
+@require_fused_option
+@plan_option
+@standalone_option
+@inputs_option
+@click.option("--vs", metavar="BASELINE", help="Ratio of latency to 'raw', the unmodified model.")
+@quick_option
+@source_options
+@workload_options
+@seed_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    source: str,
+    targets: tuple[str, ...],
+    output: Path,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Export SOURCE, compile, prove and time it with every target found here, and report.
+
+    \b
+    Example:
+      mha-export check model.onnx -o out
+    """
+    from mha_export.jobs import check_source
+
+    with progress_shown() as progress:
+        result = check_source(
+            source, targets=targets, out=output, options=options, progress=progress
+        )
+    for notice in result.notices:
+        print_notice(notice)
+    if as_json:
+        print_json(result.document)
+    else:
+        show_export(result.document["export"], output)
+        show_results(result.document["results"])
+        print_line(result.document["verdict"])
+        for file in result.files:
+            print_line(f"written to {file}")
+    ctx.exit(result.exit_code)

@@ -1,0 +1,73 @@
+"""The main jobs as plain functions: the Python API, and all that the command line calls.
+
+Names are loaded on first use, so that one job does not pay for the imports of another.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mha_export.jobs._progress import Progress
+    from mha_export.jobs._result import JobResult
+    from mha_export.jobs._settings import (
+        ExportSettings,
+        RunSettings,
+        SourceSettings,
+        Workload,
+        split_settings,
+    )
+    from mha_export.jobs.build import build_graph, list_preset_rows
+    from mha_export.jobs.check import check_source
+    from mha_export.jobs.compare import compare_models
+    from mha_export.jobs.export import export_model
+    from mha_export.jobs.inspect import inspect_model
+    from mha_export.jobs.probing import doctor
+    from mha_export.jobs.report import write_report
+    from mha_export.jobs.run import run_models
+
+_HOME_OF = {
+    "ExportSettings": "_settings",
+    "JobResult": "_result",
+    "Progress": "_progress",
+    "RunSettings": "_settings",
+    "SourceSettings": "_settings",
+    "Workload": "_settings",
+    "build_graph": "build",
+    "check_source": "check",
+    "compare_models": "compare",
+    "doctor": "probing",
+    "export_model": "export",
+    "inspect_model": "inspect",
+    "list_preset_rows": "build",
+    "run_models": "run",
+    "split_settings": "_settings",
+    "write_report": "report",
+}
+
+__all__ = [
+    "ExportSettings",
+    "JobResult",
+    "Progress",
+    "RunSettings",
+    "SourceSettings",
+    "Workload",
+    "build_graph",
+    "check_source",
+    "compare_models",
+    "doctor",
+    "export_model",
+    "inspect_model",
+    "list_preset_rows",
+    "run_models",
+    "split_settings",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

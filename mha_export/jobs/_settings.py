@@ -1,0 +1,138 @@
+"""What a caller may ask of a job, checked once. The command line passes its options through here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from mha_export.errors import InputError
+from mha_export.frontends import SourceOptions
+from mha_export.spec import DType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Sizes of the symbolic dimensions, and whole shapes of inputs, of one measurement."""
+
+    dims: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """How a source is turned into a graph."""
+
+    task: str | None = None
+    dtype: DType | None = None
+    opset: int | None = None
+    trust_code: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", DType(self.dtype))
+
+    def for_frontend(self) -> SourceOptions:
+        return SourceOptions(
+            task=self.task, opset=self.opset, trust_code=self.trust_code, seed=self.seed
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """What an export is asked for beyond its source and targets."""
+
+    form: str | None = None
+    cache: str = "keep"
+    strict: bool = False
+    require_fused: bool = False
+    plan: Path | None = None
+    standalone: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What a measurement is asked for."""
+
+    workloads: tuple[Workload, ...] = (Workload(),)
+    inputs: Path | None = None
+    vs: str | None = None
+    quick: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.vs not in (None, "raw"):
+            raise InputError(
+                f"unknown baseline --vs {self.vs!r}",
+                fix="use --vs raw: the unmodified model on the same target",
+            )
+
+    @classmethod
+    def from_options(
+        cls, *, dims: Iterable[str] = (), shapes: Iterable[str] = (), **options: Any
+    ) -> RunSettings:
+        return cls(workloads=parse_workloads(dims, shapes), **options)
+
+
+def split_settings(
+    options: Mapping[str, Any],
+) -> tuple[SourceSettings, ExportSettings, RunSettings]:
+    """Divide the options of ``check`` (or of one of its parts) among the jobs they steer."""
+    return (
+        SourceSettings(**_named_in(SourceSettings, options)),
+        ExportSettings(**_named_in(ExportSettings, options)),
+        RunSettings.from_options(
+            dims=options.get("dims", ()),
+            shapes=options.get("shapes", ()),
+            **_named_in(RunSettings, options),
+        ),
+    )
+
+
+def _named_in(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(settings)}
+    return {name: value for name, value in options.items() if name in names}
+
+
+def parse_workloads(dims: Iterable[str], shapes: Iterable[str]) -> tuple[Workload, ...]:
+    """``batch=2 seq=16 seq=128`` is two workloads: every combination of the values given.
+
+    Errors:
+        InputError: not ``NAME=N``, or a size below 0.
+    """
+    sizes: dict[str, list[int]] = {}
+    for text in dims:
+        name, value = _name_and_value("--dim", text, "NAME=N, e.g. --dim batch=2")
+        sizes.setdefault(name, []).append(_size("--dim", text, value))
+    whole = {}
+    for text in shapes:
+        name, value = _name_and_value("--shape", text, "INPUT=N,N, e.g. --shape input_ids=2,128")
+        whole[name] = tuple(_size("--shape", text, size) for size in value.split(","))
+    combinations = itertools.product(*sizes.values())
+    return tuple(
+        Workload(dims=dict(zip(sizes, combination, strict=True)), shapes=whole)
+        for combination in combinations
+    )
+
+
+def _name_and_value(option: str, text: str, expected: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise InputError(f"{option} {text!r} is not understood", fix=f"write {expected}")
+    return name.strip(), value
+
+
+def _size(option: str, text: str, value: str) -> int:
+    try:
+        size = int(value)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise InputError(
+            f"{option} {text!r}: {value!r} is not a size", fix="use whole numbers of 0 or more"
+        )
+    return size

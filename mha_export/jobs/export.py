@@ -1,0 +1,324 @@
+"""From a source to one proven graph per target, in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from mha_export.errors import InputError
+from mha_export.evaluator import Evaluator
+from mha_export.forms import FormParams, form_named
+from mha_export.frontends import LoadedModel, open_source
+from mha_export.jobs._plan import Plan, read_plan
+from mha_export.jobs._progress import Progress, silent
+from mha_export.jobs._result import FAILED, OK, JobResult
+from mha_export.jobs._settings import ExportSettings, SourceSettings
+from mha_export.jobs._store import file_sha256, staged_folder, write_models
+from mha_export.jobs.inspect import count_nodes, model_record, site_records
+from mha_export.recognise import NotAttention, Recognition, Site, recognise
+from mha_export.report.records import (
+    ExportRecord,
+    ProofRecord,
+    SiteOutcomeRecord,
+    VariantRecord,
+    validate,
+    write_json,
+)
+from mha_export.rewrite import (
+    Choice,
+    Keep,
+    RewriteSettings,
+    Rewritten,
+    SiteOutcome,
+    choose_form,
+    rewrite,
+    with_dtype,
+    with_opset,
+)
+from mha_export.spec import DType
+from mha_export.targets import Available, Target, all_targets, evaluator_of, parse_target
+
+PORTABLE = "portable"
+"""Not a target but a variant every target can run: see docs/forms/portable.md."""
+ORIGINAL = "original"
+"""The unmodified graph beside the variants: what parity and ``--vs raw`` refer to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Destination:
+    """One variant to make: its name, the forms to try and the opset ceiling."""
+
+    name: str
+    forms: tuple[str, ...]
+    max_opset: int
+    target: Target | None
+
+
+def export_model(
+    source: Any,
+    *,
+    targets: Sequence[str],
+    out: str | Path,
+    source_settings: SourceSettings | None = None,
+    settings: ExportSettings | None = None,
+    progress: Progress = silent,
+) -> JobResult:
+    """Recognise, rewrite and prove ``source`` for each target, and write the folder ``out``.
+
+    ``out`` gets ``<target>.onnx`` files, ``original.onnx``, one ``weights.bin`` and
+    ``export.json``; it is complete or untouched.
+
+    Returns:
+        ``export.json`` as a document. ``exit_code`` 1: a proof failed under ``strict``, or an
+        attention was not rewritten under ``require_fused``; then nothing is written.
+
+    Errors:
+        InputError: bad source, target, form or plan; a model without attention.
+    """
+    source_settings = source_settings or SourceSettings()
+    settings = settings or ExportSettings()
+    destinations = _destinations(targets, settings.form)
+    plan = read_plan(settings.plan)
+    progress("reading the model")
+    loaded = open_source(source, source_settings.for_frontend())
+    model = loaded.model
+    if source_settings.dtype not in (None, DType.FP32):
+        progress(f"casting to {source_settings.dtype}")
+        model = with_dtype(model, source_settings.dtype)
+    exporter = _Exporter(model, source_settings, settings, plan, progress)
+    models: dict[str, ir.Model] = {ORIGINAL: loaded.model}
+    variants: list[VariantRecord] = []
+    recognition = exporter.recognition_at(None)
+    _require_attention(recognition, loaded)
+    for destination in destinations:
+        rewritten = exporter.variant(destination)
+        models[destination.name] = rewritten.model
+        variants.append(_variant_record(destination, rewritten, source_settings.dtype))
+    record = ExportRecord(
+        model=model_record(loaded),
+        sites=site_records(recognition),
+        variants=tuple(variants),
+        notes=tuple(loaded.notes),
+    )
+    notices = [*loaded.notes, *_notices(record)]
+    exit_code = _verdict(record, recognition, settings, notices)
+    if exit_code == OK:
+        progress("writing")
+        record = _write(Path(out), models, record, standalone=settings.standalone)
+    document = record.to_json()
+    return JobResult(
+        document=document,
+        exit_code=exit_code,
+        notices=tuple(notices),
+        files=() if exit_code else tuple(Path(out) / v.file for v in record.variants),
+    )
+
+
+class _Exporter:
+    """Makes the variants of one model; recognises once per opset."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        source: SourceSettings,
+        settings: ExportSettings,
+        plan: Plan,
+        progress: Progress,
+    ) -> None:
+        self._model = model
+        self._source = source
+        self._settings = settings
+        self._plan = plan
+        self._progress = progress
+        self._recognitions: dict[int, Recognition] = {}
+
+    @property
+    def _own_opset(self) -> int:
+        return int(self._model.graph.opset_imports.get("", 1))
+
+    def recognition_at(self, opset: int | None) -> Recognition:
+        """The model at ``opset`` (None: its own), recognised."""
+        wanted = self._own_opset if opset is None else opset
+        if wanted not in self._recognitions:
+            self._progress(f"recognising attention (opset {wanted})")
+            model = self._model
+            if wanted != self._own_opset:
+                model = with_opset(model, wanted)
+            self._recognitions[wanted] = recognise(model)
+        return self._recognitions[wanted]
+
+    def variant(self, destination: _Destination) -> Rewritten:
+        opset = self._opset_for(destination)
+        recognition = self.recognition_at(opset)
+        evaluator = _evaluator_for(destination.target)
+        self._progress(f"rewriting for {destination.name}, proofs on {evaluator.name}")
+        return rewrite(
+            recognition,
+            lambda site: self._choose(destination, site, opset),
+            evaluator=evaluator,
+            settings=RewriteSettings(seed=self._settings.seed, cache=self._settings.cache),
+        )
+
+    def _opset_for(self, destination: _Destination) -> int:
+        if self._source.opset is not None:
+            return self._source.opset
+        needed = max((form_named(name).min_opset for name in destination.forms[:1]), default=1)
+        return max(self._own_opset, min(needed, destination.max_opset))
+
+    def _choose(self, destination: _Destination, site: Site, opset: int) -> Choice | Keep:
+        planned = self._plan.of(destination.name, site.id)
+        if planned is None:
+            return choose_form(
+                site,
+                preferred=destination.forms,
+                params=FormParams(opset=opset),
+                only=self._settings.form,
+            )
+        return choose_form(
+            site,
+            preferred=(planned.form,),
+            params=FormParams(opset=opset, options=planned.options),
+            only=planned.form,
+        )
+
+
+def _destinations(names: Sequence[str], form: str | None) -> list[_Destination]:
+    if form is not None:
+        form_named(form)
+    wanted: dict[str, _Destination] = {}
+    for name in names or ("all",):
+        for destination in _named(name, form):
+            wanted.setdefault(destination.name, destination)
+    return list(wanted.values())
+
+
+def _named(name: str, form: str | None) -> list[_Destination]:
+    if name == PORTABLE:
+        forms = (PORTABLE,) if form is None else (form,)
+        return [_Destination(name=PORTABLE, forms=forms, max_opset=26, target=None)]
+    if name == "all":
+        found = [
+            target
+            for target in all_targets().values()
+            if isinstance(target.availability().build, Available)
+        ]
+        return [_of_target(target, form) for target in found]
+    return [_of_target(parse_target(name).target, form)]
+
+
+def _of_target(target: Target, form: str | None) -> _Destination:
+    return _Destination(
+        name=target.name,
+        forms=target.default_forms if form is None else (form,),
+        max_opset=target.max_opset,
+        target=target,
+    )
+
+
+def _evaluator_for(target: Target | None) -> Evaluator:
+    """The target itself where it runs here, else ONNX Runtime CPU, else the reference evaluator."""
+    targets = all_targets()
+    candidates = [target, targets["cpu"], targets["reference"]]
+    for candidate in candidates:
+        if candidate is not None and isinstance(candidate.availability().run, Available):
+            return evaluator_of(candidate)
+    raise InputError(
+        "no engine here can prove a rewrite", fix="pip install 'mha-export[cpu]', or onnx"
+    )
+
+
+def _require_attention(recognition: Recognition, loaded: LoadedModel) -> None:
+    if any(not isinstance(verdict, NotAttention) for verdict in recognition.verdicts):
+        return
+    seen = len(recognition.verdicts)
+    found = f"its {seen} softmax nodes are something else" if seen else "it has no softmax"
+    raise InputError(
+        f"{loaded.name} has no attention: {found}",
+        fix=f"mha-export inspect {loaded.name} lists every softmax with its verdict",
+    )
+
+
+def _variant_record(
+    destination: _Destination, rewritten: Rewritten, dtype: DType | None
+) -> VariantRecord:
+    return VariantRecord(
+        target=destination.name,
+        file=f"{destination.name}.onnx",
+        dtype=(dtype or DType.FP32).value,
+        opset=int(rewritten.model.graph.opset_imports.get("", 1)),
+        sites={site_id: _outcome(outcome) for site_id, outcome in rewritten.outcomes.items()},
+        nodes=count_nodes(rewritten.model),
+    )
+
+
+def _outcome(outcome: SiteOutcome) -> SiteOutcomeRecord:
+    return SiteOutcomeRecord(
+        form=outcome.form,
+        params={} if outcome.params is None else outcome.params.to_json(),
+        status=outcome.status,
+        reason=outcome.reason,
+        proof=None if outcome.proof is None else ProofRecord.from_json(outcome.proof.to_json()),
+    )
+
+
+def _notices(record: ExportRecord) -> list[str]:
+    """What a person should read: each rejected softmax, each undone or refused rewrite."""
+    lines = [
+        f"{site.id}: rejected: {site.reason.code}: {site.reason.message}"
+        for site in record.sites
+        if site.verdict == "rejected" and site.reason is not None
+    ]
+    for variant in record.variants:
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for site_id, outcome in variant.sites.items():
+            if outcome.status in ("proof_failed", "kept"):
+                reasons.setdefault((outcome.status, outcome.reason or ""), []).append(site_id)
+        for (status, reason), sites in reasons.items():
+            lines.append(f"{variant.target}: {_some(sites)}: {status}: {reason}")
+    return lines
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} .. {names[-1]} ({len(names)})"
+
+
+def _verdict(
+    record: ExportRecord,
+    recognition: Recognition,
+    settings: ExportSettings,
+    notices: list[str],
+) -> int:
+    outcomes = [outcome for variant in record.variants for outcome in variant.sites.values()]
+    failed = sum(outcome.status == "proof_failed" for outcome in outcomes)
+    if settings.strict and failed:
+        notices.append(f"--strict: {failed} proofs failed; nothing was written")
+        return FAILED
+    missing = sum(outcome.status in ("kept", "proof_failed") for outcome in outcomes)
+    missing += len(recognition.rejections)
+    if settings.require_fused and missing:
+        notices.append(f"--require-fused: {missing} attentions not rewritten; nothing was written")
+        return FAILED
+    return OK
+
+
+def _write(
+    out: Path, models: Mapping[str, ir.Model], record: ExportRecord, *, standalone: bool
+) -> ExportRecord:
+    with staged_folder(out) as stage:
+        write_models(stage, models, standalone=standalone)
+        hashed = tuple(
+            VariantRecord.from_json(
+                {**variant.to_json(), "sha256": file_sha256(stage / variant.file)}
+            )
+            for variant in record.variants
+        )
+        record = ExportRecord.from_json(
+            {**record.to_json(), "variants": [v.to_json() for v in hashed]}
+        )
+        validate("export", record.to_json())
+        write_json(stage / "export.json", record)
+    return record
