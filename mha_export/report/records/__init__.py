@@ -1,0 +1,90 @@
+"""The records behind every JSON file of this package, and how they are read and written.
+
+Each is a frozen dataclass with ``to_json`` and ``from_json``; files are checked against the JSON
+Schemas of :mod:`mha_export.report.schemas` on the way in and out.
+"""
+
+from mha_export.report.records._codec import Record, to_plain
+from mha_export.report.records._compare import ComparisonRecord, SideRecord, SitePairRecord
+from mha_export.report.records._doctor import (
+    CapabilityRecord,
+    CapabilityState,
+    DoctorRecord,
+    StateRecord,
+    TargetRecord,
+)
+from mha_export.report.records._export import (
+    ExportRecord,
+    InspectRecord,
+    ModelRecord,
+    ProofCaseRecord,
+    ProofRecord,
+    ReasonRecord,
+    SiteOutcomeRecord,
+    SiteRecord,
+    VariantRecord,
+)
+from mha_export.report.records._files import (
+    Damaged,
+    Loaded,
+    read_export,
+    read_record,
+    read_results,
+    validate,
+    write_json,
+)
+from mha_export.report.records._machine import MachineRecord
+from mha_export.report.records._results import (
+    CaseRecord,
+    CaseStatus,
+    DifferenceRecord,
+    LatencyRecord,
+    ParityRecord,
+    PlacementRecord,
+    RatioRecord,
+    ResultRecord,
+    ResultsRecord,
+    ResultStatus,
+)
+from mha_export.report.records._version import SCHEMA_VERSION
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CapabilityRecord",
+    "CapabilityState",
+    "CaseRecord",
+    "CaseStatus",
+    "ComparisonRecord",
+    "Damaged",
+    "DifferenceRecord",
+    "DoctorRecord",
+    "ExportRecord",
+    "InspectRecord",
+    "LatencyRecord",
+    "Loaded",
+    "MachineRecord",
+    "ModelRecord",
+    "ParityRecord",
+    "PlacementRecord",
+    "ProofCaseRecord",
+    "ProofRecord",
+    "RatioRecord",
+    "ReasonRecord",
+    "Record",
+    "ResultRecord",
+    "ResultStatus",
+    "ResultsRecord",
+    "SideRecord",
+    "SiteOutcomeRecord",
+    "SitePairRecord",
+    "SiteRecord",
+    "StateRecord",
+    "TargetRecord",
+    "VariantRecord",
+    "read_export",
+    "read_record",
+    "read_results",
+    "to_plain",
+    "validate",
+    "write_json",
+]
