@@ -29,7 +29,25 @@ The attention a spec states, per batch ``b`` and query head ``h`` with its key/v
     P       = softmax over t of x, a sink adding exp(sink[h]) to the denominator
     out     = sum_t P[s,t] * value[t,e]
 
-where ``offset`` is the position of query 0 among the keys (see :class:`CausalAlignment`).
+where ``offset[b]`` is the position of query 0 among the keys. Every rule that speaks of positions
+(causal, windows, block, documents, ALiBi) reads the *same* one, ``i = s + offset``:
+
+========================================== ==================================================
+the spec states                            offset
+========================================== ==================================================
+causal ``top_left``                        0
+lengths, or a static cache                 ``kv_lengths[b] - q_len`` (negative: empty rows)
+causal ``bottom_right``                    ``kv_len - q_len``
+neither, with a concat cache               the past length
+none of these                              0
+========================================== ==================================================
+
+(first row that applies; it is the offset of ``ai.onnx`` Attention 25, whose ``is_causal`` is
+``bottom_right`` with a past or lengths and ``top_left`` without). Rotary positions of
+``sequence`` kind count from the past length of the *cache* (``kv_lengths - q_len`` where it is
+static), and from 0 without one, for queries and new keys alike.
+
+The cache holds keys as they enter the product: after qk-norm and rotary.
 This module imports nothing else of the package and no array library.
 """
 
@@ -119,17 +137,23 @@ class MaskSpec:
             Hugging Face's ``sliding_window = w`` is ``left_window = w - 1``.
         right_window: query at position i sees keys ``t <= i + right_window``.
         keep: shape of a boolean keep-mask operand (True: takes part), or None. Its last axis
-            may be shorter than the keys: missing keys are masked.
+            may be shorter than the keys: missing keys are masked. Other axes of 1 broadcast; the
+            last one never does (as in ``ai.onnx`` Attention: 1 means one key, not all keys).
         bias: shape of an additive bias operand, or None. Its last axis may be shorter than
-            the keys: missing keys are masked.
+            the keys: missing keys are masked (they get the fill). Its -inf entries mask too:
+            a row with nothing else is an empty row.
         padding: a ``key_padding`` operand takes part (holes and left padding allowed).
         lengths: a ``kv_lengths`` operand takes part.
-        prefix: keys ``< prefix_lengths[b]`` are seen by every query whatever ``causal`` says.
+        prefix: keys ``< prefix_lengths[b]`` are seen by every query whatever ``causal`` says
+            (every other part still holds).
         block: chunk size c: a query at position i sees key t only when ``i // c == t // c``.
-        documents: a ``document_ids`` operand takes part: pairs of unequal id are masked.
+        documents: a ``document_ids`` operand takes part: pairs of unequal id are masked; the
+            query's id is that of the key at its position i.
         alibi_slopes: one slope a query head; ``slope * (t - i)`` is added to the scores.
-        fill: what a forbidden score becomes.
-        empty_row: what a row with no key gets. ``n/a`` where no row can be empty.
+        fill: what a forbidden score becomes: ``-inf``; ``min``, the minimum of the io dtype, the
+            score absorbed; or score + a finite number, which a large score can outbid.
+        empty_row: what a row with no key gets. ``n/a`` where no row can be empty. With sinks the
+            softmax of an empty row is defined and gives zero, so state ``zero`` there.
     """
 
     causal: CausalAlignment | None = None
@@ -213,7 +237,9 @@ class RotaryScaling:
     """How a rotary table stretches beyond the trained length.
 
     ``kind`` linear: positions / factor. ntk: theta * factor^(d/(d-2)). yarn (Peng et al. 2023) and
-    llama3 (Llama 3.1): per-frequency interpolation between the two limits.
+    llama3 (Llama 3.1): per-frequency interpolation between the two limits. yarn also multiplies
+    cosine and sine by ``attention_factor`` (None: ``0.1 ln(factor) + 1``); ``truncate`` rounds its
+    two limits to whole channels (gpt-oss does not).
     """
 
     kind: Literal["linear", "ntk", "yarn", "llama3"]
@@ -224,6 +250,7 @@ class RotaryScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         if self.factor <= 0:
@@ -246,6 +273,9 @@ class RotarySpec:
         theta: base of the frequencies; None where the tables come as operands.
         positions: ``sequence`` (past length + 0, 1, ...) or ``input`` (``position_ids`` [b, s]).
         key: whether keys are rotated too (they always are in decoders; not with shared rotated K).
+
+    With :class:`LatentSpec` the rotated channels are the last ones of a head, see
+    :attr:`AttentionSpec.rotary_offset`.
     """
 
     style: RotaryStyle = RotaryStyle.HALF
@@ -266,7 +296,9 @@ class QkNormSpec:
     """Normalisation of queries and keys before rotary.
 
     rms: ``x / sqrt(mean(x^2) + epsilon) * w``; layer: ``(x - mean) / sqrt(var + epsilon) * w + b``;
-    l2: ``x / max(|x|, epsilon)``. ``over`` head: each head alone; hidden: all heads together.
+    l2: ``x / max(|x|, epsilon)`` (times w). ``over`` head: each head alone, w and b [d]; hidden:
+    all heads together, w and b [h*d] and [k*d]. ``key`` false: only queries are normalised (the
+    keys are another site's, normalised there).
     """
 
     kind: Literal["rms", "layer", "l2"]
@@ -274,6 +306,7 @@ class QkNormSpec:
     over: Literal["head", "hidden"] = "head"
     weight: bool = True
     bias: bool = False
+    key: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +315,9 @@ class CacheSpec:
 
     Attributes:
         growth: ``concat`` (present = past ++ new), ``static`` (a buffer of ``max_length`` written
-            at ``kv_lengths - s``), ``shared_buffer`` (static, one buffer bound as past and present).
+            at ``kv_lengths - s``), ``shared_buffer`` (static, one buffer bound as past and
+            present). Both static kinds need the ``kv_lengths`` operand, new tokens counted, and imply that
+            keys at or beyond it are masked.
         layout: axis order of the cache tensors, ``bhsd`` or ``bshd``.
     """
 
@@ -336,6 +371,7 @@ class LatentSpec:
         q_rank: width of the query latent, or None for a direct projection.
         absorbed: the expansion is folded into query and output, attention runs over the latent
             (equal in exact arithmetic; kv_heads is then 1, value_source a prefix of K).
+        v_dim: width of one expanded value head when absorbed (``v_head_dim`` is then kv_rank).
     """
 
     kv_rank: int
@@ -343,6 +379,7 @@ class LatentSpec:
     rope_dim: int
     q_rank: int | None = None
     absorbed: bool = False
+    v_dim: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +394,8 @@ class AttentionSpec:
         sinks: an operand ``sinks`` [h] joins the softmax denominator.
         cross: keys and values come from another sequence than the queries.
         kv_source: ``own``, or the id of the site whose keys and values are shared.
-        value_source: ``own``, or ``key_prefix``: the value is the first e channels of the key.
+        value_source: ``own``, or ``key_prefix``: the value is the first e channels of the key as
+            it is cached (after qk-norm and rotary); no value operand or cache then.
         combine: heads are concatenated, or averaged.
         qk_output: the score tensor that is also an output.
     """
@@ -442,6 +480,18 @@ class AttentionSpec:
     @property
     def effective_softmax_dtype(self) -> DType:
         return self.io_dtype if self.softmax_dtype is None else self.softmax_dtype
+
+    @property
+    def uses_lengths(self) -> bool:
+        """Whether ``kv_lengths`` takes part: stated, or implied by a static cache."""
+        return self.mask.lengths or (self.cache is not None and self.cache.growth != "concat")
+
+    @property
+    def rotary_offset(self) -> int:
+        """First rotated channel of a head: 0, or with latent attention the end of the others."""
+        if self.rotary is None or self.latent is None:
+            return 0
+        return self.head_dim - self.latent.rope_dim
 
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, checked anew."""

@@ -1,0 +1,29 @@
+"""Float64 attention: the only definition of what is right.
+
+Written from the equation in :mod:`mha_export.spec` alone; it shares no code with what emits or
+recognises graphs, so that an error there cannot hide here.
+"""
+
+from __future__ import annotations
+
+from mha_export.oracle._attention import OracleResult, attention
+from mha_export.oracle._inputs import OracleInputs, RotaryInputs, SideInputs
+from mha_export.oracle._layer import LatentWeights, LayerWeights, latent_layer, layer
+from mha_export.oracle._mask import query_offset
+from mha_export.oracle._rotary import inverse_frequencies, rotary_tables, rotate
+
+__all__ = [
+    "LatentWeights",
+    "LayerWeights",
+    "OracleInputs",
+    "OracleResult",
+    "RotaryInputs",
+    "SideInputs",
+    "attention",
+    "inverse_frequencies",
+    "latent_layer",
+    "layer",
+    "query_offset",
+    "rotary_tables",
+    "rotate",
+]
