@@ -80,7 +80,7 @@ DEFS = {
     "side": SideRecord,
     "pair": SitePairRecord,
 }
-SCHEMAS = ("inspect", "export", "results", "doctor", "compare")
+SCHEMAS = ("inspect", "export", "results", "doctor", "compare", "report")
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -211,7 +211,7 @@ def test_a_written_record_reads_back_equal(record: Record, tmp_path: Path) -> No
 
 
 def test_an_inspection_is_an_export_without_variants() -> None:
-    validate(dataclasses.replace(FULL.exports[0], variants=()).to_json(), "inspect")
+    validate("inspect", dataclasses.replace(FULL.exports[0], variants=()).to_json())
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)

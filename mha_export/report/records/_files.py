@@ -62,7 +62,7 @@ def write_json(path: Path | str, data: Record | Mapping[str, Any]) -> Path:
         InputError: the folder does not exist or cannot be written, or the data breaks its schema.
     """
     if isinstance(data, Record) and type(data) in SCHEMA_OF:
-        validate(data.to_json(), SCHEMA_OF[type(data)], where=str(path))
+        validate(SCHEMA_OF[type(data)], data.to_json(), where=str(path))
     return write_text(path, dumps(data))
 
 
@@ -98,7 +98,7 @@ def schema(name: str) -> dict[str, Any]:
     return loaded
 
 
-def validate(data: Any, name: str, *, where: str = "data") -> None:
+def validate(name: str, data: Any, *, where: str = "data") -> None:
     """Check ``data`` against the schema ``name``.
 
     Errors:
@@ -135,7 +135,7 @@ def read_record(path: Path | str, kind: type[R]) -> R:
         raise InputError(f"{path}: expected an object, got {type(data).__name__}")
     name = SCHEMA_OF[kind]
     data = upgraded(data, name, where=str(path))
-    validate(data, name, where=str(path))
+    validate(name, data, where=str(path))
     return kind.from_json(data)
 
 

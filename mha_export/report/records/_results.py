@@ -36,7 +36,8 @@ class CaseRecord(Record):
     Attributes:
         max_abs: largest ``|actual - exact|``; max_rel: largest ``|actual - exact| / |exact|`` over
             elements whose exact value is not negligible.
-        bound: the largest error that still passes here; err_over_ensemble: max_abs over the worst
+        bound: the largest error that still passes in the worst row; factor: the largest error in
+            units of its own row's bound (1 or less passes); err_over_ensemble: max_abs over the worst
             error of the plain same-precision implementations on this input.
         nan_mismatch: elements that are NaN or infinite on one side only.
         argmax_agreement: fraction of rows whose largest channel is the same.
@@ -51,6 +52,7 @@ class CaseRecord(Record):
     max_rel: float | None = None
     rmse: float | None = None
     bound: float | None = None
+    factor: float | None = None
     err_over_ensemble: float | None = None
     cosine: float | None = None
     nan_mismatch: int = 0
@@ -95,6 +97,7 @@ class ParityRecord(Record):
     cosine: float | None = None
     nan_mismatch: int = 0
     by_case: tuple[CaseRecord, ...] = ()
+    factor: float | None = None
     argmax_agreement: float | None = None
     ensemble: tuple[str, ...] = ()
     first_difference: DifferenceRecord | None = None
