@@ -1,0 +1,268 @@
+"""Error bounds of a spec on given inputs, row by row."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from mha_export.bounds._plain import (
+    ENSEMBLE,
+    NUMPY,
+    ScoreProblem,
+    plain_outputs,
+    plain_scores,
+    unit_roundoff,
+)
+from mha_export.oracle import OracleInputs, OracleResult
+from mha_export.oracle._inputs import geometry_of
+from mha_export.oracle._rotary import rotate_all_keys, rotate_new
+from mha_export.spec import AttentionSpec, DType, EmptyRow, QkNormSpec, QkOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorBounds:
+    """Per row [b, h, s] of an output [b, h, s, e].
+
+    Attributes:
+        ensemble: worst error of the plain implementations; 0 where all left the dtype's range.
+        floor: the forward error bound.
+        coarse: error above which a row is no longer explained by rounding: ``sqrt(u)`` times the
+            spread of the values the row could have mixed. Dropping or adding a key moves the row
+            by about that spread.
+        overflow: rows in which every plain implementation left the dtype's range.
+    """
+
+    ensemble: np.ndarray
+    floor: np.ndarray
+    coarse: np.ndarray
+    overflow: np.ndarray
+
+    @property
+    def bound(self) -> np.ndarray:
+        total: np.ndarray = 2.0 * self.ensemble + self.floor
+        return total
+
+
+def problem_bounds(
+    problem: ScoreProblem,
+    dtype: DType,
+    *,
+    output: np.ndarray,
+    probabilities: np.ndarray,
+    roundings: int = 1,
+) -> ErrorBounds:
+    """Bounds for the exact ``output`` [b,h,s,e] and ``probabilities`` [b,h,s,t] of ``problem``.
+
+    ``roundings``: how often each query and key channel was rounded before the product (more
+    than once where norm or rotary precede it).
+    """
+    worst = np.zeros(output.shape[:-1])
+    overflow = np.ones(output.shape[:-1], dtype=bool)
+    finite_row = np.isfinite(output).all(axis=-1)
+    for plain in plain_outputs(problem, dtype):
+        usable = np.isfinite(plain).all(axis=-1) & finite_row
+        off = np.zeros_like(output)
+        np.subtract(plain, output, out=off, where=usable[..., None])
+        worst = np.maximum(worst, np.max(np.abs(off), axis=-1, initial=0.0))
+        overflow &= ~usable
+    floor, spread = _floor_and_spread(problem, dtype, output, probabilities, roundings)
+    return ErrorBounds(
+        ensemble=worst,
+        floor=floor,
+        coarse=np.sqrt(unit_roundoff(dtype)) * spread + floor,
+        overflow=overflow & finite_row,
+    )
+
+
+def _floor_and_spread(
+    problem: ScoreProblem,
+    dtype: DType,
+    output: np.ndarray,
+    probabilities: np.ndarray,
+    roundings: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """First-order effect of one rounding per intermediate, and the spread of the mixed values.
+
+    A score off by ``delta_t`` moves the output by ``sum_t P_t (e^(delta_t + delta) - 1)
+    |v_t - out|`` at most, and never beyond the values of the keys that take part.
+    """
+    unit = unit_roundoff(dtype)
+    group = problem.q_bhsd.shape[1] // problem.k_bktd.shape[1]
+    k = np.repeat(problem.k_bktd, group, axis=1)
+    v = np.repeat(problem.v_bkte, group, axis=1)
+    live = probabilities > 0
+    additive = np.where(live & np.isfinite(problem.additive_bhst), problem.additive_bhst, 0.0)
+    size = np.abs(additive) + _score_rounding(problem, np.swapaxes(k, -1, -2), roundings)
+    delta = np.where(live, unit * size, 0.0)
+    mean = np.sum(np.where(live, probabilities, 0.0) * delta, axis=-1, keepdims=True)
+    shift = np.minimum(delta + mean, 30.0)
+    weight = np.where(live, probabilities * (np.expm1(shift) + unit), 0.0)
+    exact = np.where(np.isfinite(output), output, 0.0)
+    moved = np.zeros(output.shape[:-1])
+    spread = np.zeros(output.shape[:-1])
+    for e in range(v.shape[-1]):
+        v_t = np.where(live, v[..., None, :, e], 0.0)
+        away = np.where(live, np.abs(v_t - exact[..., e : e + 1]), 0.0)
+        moved = np.maximum(moved, np.sum(weight * away, axis=-1))
+        spread = np.maximum(spread, np.max(away, axis=-1, initial=0.0))
+    rounded = unit * np.max(np.abs(exact), axis=-1, initial=0.0)
+    return np.minimum(moved, spread) + 2.0 * rounded, spread
+
+
+def _score_rounding(problem: ScoreProblem, kt: np.ndarray, roundings: int) -> np.ndarray:
+    """Size of the score's rounding in units of u: the products' in the mean square, and its own."""
+    products = np.sqrt(np.matmul(np.square(problem.q_bhsd), np.square(kt)))
+    score = np.abs(np.matmul(problem.q_bhsd, kt))
+    size: np.ndarray = abs(problem.scale) * (roundings * products + score)
+    return size
+
+
+def score_problem(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult) -> ScoreProblem:
+    """The arithmetic between the rotated, normalised operands and the context, in float64.
+
+    Errors:
+        mha_export.errors.InputError: ``exact`` was evaluated without its scores.
+    """
+    geometry = geometry_of(spec, inputs)
+    query = _normalised(spec.qk_norm, inputs.query, inputs.q_norm_weight, inputs.q_norm_bias)
+    query, _ = rotate_new(spec, inputs, geometry, query, inputs.key.astype(np.float64))
+    key = rotate_all_keys(spec, inputs, exact.present_key)
+    value = key[..., : spec.value_dim] if exact.present_value is None else exact.present_value
+    masked, capped = exact.scores(QkOutput.MASKED), exact.scores(QkOutput.CAPPED)
+    hidden = np.isneginf(masked)
+    additive = np.full(masked.shape, -np.inf)
+    np.subtract(masked, capped, out=additive, where=~hidden)
+    return ScoreProblem(
+        q_bhsd=query,
+        k_bktd=key,
+        v_bkte=value,
+        additive_bhst=additive,
+        scale=spec.effective_scale,
+        softcap=spec.softcap,
+        sinks_h=None if inputs.sinks is None else inputs.sinks.astype(np.float64),
+    )
+
+
+def error_bounds(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult) -> ErrorBounds:
+    """Bounds of the context: rows [b,h,s], or [b,s] where heads are averaged."""
+    problem = score_problem(spec, inputs, exact)
+    probabilities = exact.scores(QkOutput.PROBABILITIES)
+    output = exact.output
+    if spec.combine == "mean":
+        v = np.repeat(problem.v_bkte, spec.group, axis=1)
+        output = np.matmul(probabilities, v)
+    found = problem_bounds(
+        problem,
+        spec.io_dtype,
+        output=output,
+        probabilities=probabilities,
+        roundings=_roundings(spec),
+    )
+    settled = exact.empty_rows & np.isfinite(output).all(axis=-1)
+    if np.any(settled) and spec.mask.empty_row is not EmptyRow.FINITE:
+        found = dataclasses.replace(
+            found,
+            ensemble=np.where(settled, 0.0, found.ensemble),
+            overflow=found.overflow & ~settled,
+        )
+    return _averaged(found) if spec.combine == "mean" else found
+
+
+def score_bounds(
+    spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult, kind: QkOutput
+) -> ErrorBounds:
+    """Bounds of every entry [b,h,s,t] of a score tensor that is also an output."""
+    problem = score_problem(spec, inputs, exact)
+    scores = exact.scores(kind)
+    if kind is QkOutput.PROBABILITIES:
+        identity = np.broadcast_to(
+            np.eye(scores.shape[-1]), (*problem.k_bktd.shape[:2], *(scores.shape[-1],) * 2)
+        )
+        rows = problem_bounds(
+            dataclasses.replace(problem, v_bkte=identity),
+            spec.io_dtype,
+            output=scores,
+            probabilities=scores,
+            roundings=_roundings(spec),
+        )
+        return ErrorBounds(
+            **{
+                field.name: np.broadcast_to(getattr(rows, field.name)[..., None], scores.shape)
+                for field in dataclasses.fields(rows)
+            }
+        )
+    k = np.swapaxes(np.repeat(problem.k_bktd, spec.group, axis=1), -1, -2)
+    dtype = NUMPY[spec.io_dtype]
+    worst = np.zeros(scores.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for variant in ENSEMBLE:
+            plain = plain_scores(
+                problem.q_bhsd.astype(dtype), k.astype(dtype), problem.scale, variant
+            )
+            error = np.abs(plain.astype(np.float64) - exact.scores(QkOutput.RAW))
+            worst = np.maximum(worst, np.where(np.isfinite(error), error, 0.0))
+    size = _score_rounding(problem, k, _roundings(spec))
+    finite = np.where(np.isfinite(scores), np.abs(scores), 0.0)
+    floor = unit_roundoff(spec.io_dtype) * (size + 2.0 * finite)
+    return ErrorBounds(
+        ensemble=worst,
+        floor=floor,
+        coarse=np.sqrt(unit_roundoff(spec.io_dtype)) * (size + finite),
+        overflow=np.zeros(scores.shape, dtype=bool),
+    )
+
+
+def copy_floor(spec: AttentionSpec, exact: np.ndarray) -> np.ndarray:
+    """Floor [b,k,t] of a present key or value [b,k,t,x]: only norm and rotary round it."""
+    size = np.max(np.abs(exact), axis=-1, initial=0.0)
+    rounded: np.ndarray = 2.0 * _roundings(spec) * unit_roundoff(spec.io_dtype) * size
+    return rounded
+
+
+def ensemble_error(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult) -> np.ndarray:
+    """Worst error [b,h,s] of the plain ``spec.io_dtype`` implementations on these inputs."""
+    return error_bounds(spec, inputs, exact).ensemble
+
+
+def forward_floor(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult) -> np.ndarray:
+    """The forward error bound [b,h,s] on these inputs."""
+    return error_bounds(spec, inputs, exact).floor
+
+
+def _roundings(spec: AttentionSpec) -> int:
+    return 1 + (4 if spec.qk_norm is not None else 0) + (3 if spec.rotary is not None else 0)
+
+
+def _averaged(bounds: ErrorBounds) -> ErrorBounds:
+    return ErrorBounds(
+        ensemble=bounds.ensemble.mean(axis=1),
+        floor=bounds.floor.mean(axis=1),
+        coarse=bounds.coarse.mean(axis=1),
+        overflow=np.any(bounds.overflow, axis=1),
+    )
+
+
+def _normalised(
+    norm: QkNormSpec | None, x_bhsd: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None
+) -> np.ndarray:
+    x = x_bhsd.astype(np.float64)
+    if norm is None:
+        return x
+    axes = (1, 3) if norm.over == "hidden" else (3,)
+    if norm.kind == "layer":
+        x = x - x.mean(axis=axes, keepdims=True)
+    if norm.kind == "l2":
+        length = np.sqrt(np.square(x).sum(axis=axes, keepdims=True))
+        x = x / np.maximum(length, norm.epsilon)
+    else:
+        x = x / np.sqrt(np.square(x).mean(axis=axes, keepdims=True) + norm.epsilon)
+    b, h, s, d = x.shape
+    shape = (1, h, 1, d) if norm.over == "hidden" else (1, 1, 1, d)
+    if weight is not None:
+        x = x * weight.astype(np.float64).reshape(shape)
+    if bias is not None:
+        x = x + bias.astype(np.float64).reshape(shape)
+    result: np.ndarray = x.reshape(b, h, s, d)
+    return result
