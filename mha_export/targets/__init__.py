@@ -1,1 +1,62 @@
-"""One file per target. A file that defines ``TARGET`` is found by itself."""
+"""One file per target. A file that defines ``TARGET`` is found by itself.
+
+Nothing here imports a runtime: that happens inside a target, when it is asked to do something.
+"""
+
+from __future__ import annotations
+
+from mha_export.targets._evaluator import EvaluationError, WorkerEvaluator, evaluator_of
+from mha_export.targets._registry import (
+    TargetRequest,
+    all_targets,
+    parse_target,
+    parse_targets,
+    target_named,
+)
+from mha_export.targets._target import (
+    Artifact,
+    Availability,
+    Available,
+    CannotRun,
+    CompileOptions,
+    Placement,
+    Program,
+    Session,
+    State,
+    Status,
+    Target,
+    Unavailable,
+)
+from mha_export.targets._target_worker import Loaded, TargetWorker
+from mha_export.targets._worker import Job, Limits, Outcome, Worker, WorkerError, isolated
+
+__all__ = [
+    "Artifact",
+    "Availability",
+    "Available",
+    "CannotRun",
+    "CompileOptions",
+    "EvaluationError",
+    "Job",
+    "Limits",
+    "Loaded",
+    "Outcome",
+    "Placement",
+    "Program",
+    "Session",
+    "State",
+    "Status",
+    "Target",
+    "TargetRequest",
+    "TargetWorker",
+    "Unavailable",
+    "Worker",
+    "WorkerError",
+    "WorkerEvaluator",
+    "all_targets",
+    "evaluator_of",
+    "isolated",
+    "parse_target",
+    "parse_targets",
+    "target_named",
+]

@@ -40,7 +40,7 @@ State = Available | Unavailable
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Building and running are two questions: an ahead-of-time engine builds where it cannot run."""
+    """Building and running are two questions: an engine built ahead of time may not run here."""
 
     build: State
     run: State
@@ -54,8 +54,8 @@ class Program:
     """What an export makes of one model for one target.
 
     Attributes:
-        graphs: role (``main``, or ``prefill`` and ``decode``) to ``.onnx`` file; external weights lie
-            beside it in one flat folder.
+        graphs: role (``main``, or ``prefill`` and ``decode``) to ``.onnx`` file; external weights
+            lie beside it in one flat folder.
     """
 
     graphs: Mapping[str, Path]

@@ -1,0 +1,216 @@
+"""OpenVINO's own runtime on the CPU.
+
+Facts this file rests on (OpenVINO 2026.4):
+
+* on a processor with AMX it computes f32 models in bf16 unless told otherwise (errors of 1e-2):
+  ``INFERENCE_PRECISION_HINT`` is always set and recorded; ``f32``, ``f16`` and ``bf16`` are three
+  columns of a report;
+* it can crash on a legal graph (an exact-size static past): it runs in a worker process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mha_export.errors import TargetUnavailableError
+from mha_export.targets import _platform
+from mha_export.targets._files import work_folder
+from mha_export.targets._target import (
+    Availability,
+    Available,
+    CompileOptions,
+    Placement,
+    Program,
+    State,
+    Unavailable,
+)
+
+FIX = "pip install 'mha-export[openvino]'"
+FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+NOT_COMPUTE = frozenset({"Input", "Output", "Const", "Constant", "Reorder", "Reshape", "ShapeOf"})
+"""Layer types of an executed graph that move or describe tensors."""
+
+
+class OpenVinoSession:
+    """A compiled model, imported from its blob."""
+
+    def __init__(self, artifact: OpenVinoArtifact, graph: str) -> None:
+        import openvino
+
+        core = openvino.Core()
+        blob = artifact.models[graph].read_bytes()
+        self._compiled = core.import_model(blob, "CPU", dict(artifact.settings))
+        self._request = self._compiled.create_infer_request()
+        self._inputs = artifact.inputs[graph]
+        self._outputs = artifact.outputs[graph]
+        self._precision = artifact.settings["INFERENCE_PRECISION_HINT"]
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self._feed(inputs)
+        self._request.infer()
+        return {
+            name: _array(self._request.get_output_tensor(index))
+            for index, name in enumerate(self._outputs)
+        }
+
+    def time(
+        self, inputs: Mapping[str, np.ndarray], *, repeats: int, warmup: int
+    ) -> Sequence[float]:
+        self._feed(inputs)
+        for _ in range(warmup):
+            self._request.infer()
+        times = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            self._request.infer()
+            times.append((time.perf_counter() - started) * 1e3)
+        return times
+
+    def placement(self) -> Placement:
+        """Nodes of the executed graph by the precision they ran in: all are the CPU plugin's."""
+        ran = Counter(
+            precision
+            for layer, precision in _executed(self._compiled)
+            if precision in FLOATS and layer not in NOT_COMPUTE
+        )
+        total = ran.total()
+        seen = ", ".join(f"{count} in {name}" for name, count in sorted(ran.items()))
+        return Placement(
+            float_compute_nodes=total,
+            on_target=total,
+            evidence=f"openvino executed graph, hint {self._precision}: {seen or 'none'}",
+        )
+
+    def _feed(self, inputs: Mapping[str, np.ndarray]) -> None:
+        missing = set(self._inputs) - inputs.keys()
+        if missing:
+            raise ValueError(f"no array for input {sorted(missing)}; got {sorted(inputs)}")
+        for index, name in enumerate(self._inputs):
+            self._request.set_input_tensor(index, _tensor(np.asarray(inputs[name])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVinoArtifact:
+    """Blobs of compiled models.
+
+    Attributes:
+        models: role to blob. inputs, outputs: ONNX names in graph order; a blob may lose them.
+        settings: properties given to the plugin, at compiling and at loading.
+    """
+
+    files: tuple[Path, ...]
+    compile_ms: float
+    models: Mapping[str, Path]
+    inputs: Mapping[str, tuple[str, ...]]
+    outputs: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, str]
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, graph: str = "main") -> OpenVinoSession:
+        return OpenVinoSession(self, graph)
+
+
+class OpenVinoTarget:
+    """OpenVINO on the CPU, in the precision asked for (default f32)."""
+
+    name = "openvino"
+    summary = "OpenVINO on the CPU"
+    precisions: tuple[str, ...] = ("f32", "f16", "bf16")
+    default_forms = ("onnx", "ort-mha", "primitive")
+    max_opset = 25
+
+    def availability(self) -> Availability:
+        try:
+            version = metadata.version("openvino")
+        except metadata.PackageNotFoundError:
+            gone = Unavailable(reason="openvino is not installed", fix=FIX)
+            return Availability(build=gone, run=gone, runtime="openvino")
+        state: State = Available(detail=f"openvino {version}")
+        return Availability(
+            build=state, run=state, runtime="openvino", version=version, device="CPU"
+        )
+
+    def compile(self, program: Program, options: CompileOptions) -> OpenVinoArtifact:
+        """Compile each graph for the CPU and export the blob."""
+        try:
+            import openvino
+        except ImportError as error:
+            raise TargetUnavailableError(f"target 'openvino': {error}", fix=FIX) from error
+        precision = options.precision or "f32"
+        settings = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": str(options.threads or _platform.usable_cpus()),
+        }
+        folder = work_folder(options)
+        core = openvino.Core()
+        started = time.perf_counter()
+        models: dict[str, Path] = {}
+        inputs: dict[str, tuple[str, ...]] = {}
+        outputs: dict[str, tuple[str, ...]] = {}
+        for role, source in program.graphs.items():
+            inputs[role], outputs[role] = _names(source)
+            compiled = core.compile_model(core.read_model(str(source)), "CPU", settings)
+            models[role] = folder / f"{role}.openvino-{precision}.blob"
+            models[role].write_bytes(compiled.export_model().getvalue())
+        return OpenVinoArtifact(
+            files=tuple(models.values()),
+            compile_ms=(time.perf_counter() - started) * 1e3,
+            models=models,
+            inputs=inputs,
+            outputs=outputs,
+            settings=settings,
+            notes={"precision": precision, "threads": settings["INFERENCE_NUM_THREADS"]},
+        )
+
+
+def _names(source: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    import onnx
+
+    graph = onnx.load(source, load_external_data=False).graph
+    weights = {initializer.name for initializer in graph.initializer}
+    return (
+        tuple(value.name for value in graph.input if value.name not in weights),
+        tuple(value.name for value in graph.output),
+    )
+
+
+def _tensor(array: np.ndarray) -> Any:
+    import openvino
+
+    array = np.ascontiguousarray(array)
+    if array.dtype == ml_dtypes.bfloat16:
+        tensor = openvino.Tensor(openvino.Type.bf16, openvino.Shape(list(array.shape)))
+        tensor.data[:] = array.view(np.uint16).view(tensor.data.dtype).reshape(tensor.data.shape)
+        return tensor
+    return openvino.Tensor(array)
+
+
+def _array(tensor: Any) -> np.ndarray:
+    if tensor.element_type.get_type_name() == "bf16":
+        bits = np.ascontiguousarray(tensor.data).view(np.uint16)
+        return np.array(bits.view(ml_dtypes.bfloat16))
+    return np.array(tensor.data)
+
+
+def _executed(compiled: Any) -> list[tuple[str, str]]:
+    """(layer type, precision) of each node of the graph as the plugin executes it."""
+    found = []
+    for op in compiled.get_runtime_model().get_ops():
+        info = op.get_rt_info()
+        layer = str(info["layerType"].value if "layerType" in info else op.get_type_name())
+        precision = info["runtimePrecision"].value if "runtimePrecision" in info else ""
+        found.append((layer, str(precision).lower().replace("fp", "f")))
+    return found
+
+
+TARGET = OpenVinoTarget()
