@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -124,7 +125,10 @@ def read_record(path: Path | str, kind: type[R]) -> R:
     Errors:
         InputError: it is missing, not JSON, breaks its schema, or a later major version wrote it.
     """
-    path = Path(path)
+    return _as_record(Path(path), _read_object(Path(path)), kind)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -133,10 +137,25 @@ def read_record(path: Path | str, kind: type[R]) -> R:
         raise InputError(f"{path}: not JSON ({error})", fix="it may have been cut short") from error
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected an object, got {type(data).__name__}")
+    return data
+
+
+def _as_record(path: Path, data: dict[str, Any], kind: type[R]) -> R:
     name = SCHEMA_OF[kind]
     data = upgraded(data, name, where=str(path))
     validate(name, data, where=str(path))
     return kind.from_json(data)
+
+
+def _runs(path: Path) -> list[ResultsRecord]:
+    """The runs of a results file, of a merged report, or of a capability file (no results)."""
+    data = _read_object(path)
+    if isinstance(data.get("runs"), list):
+        return [_as_record(path, run, ResultsRecord) for run in data["runs"] if run]
+    if "targets" in data and "results" not in data:
+        doctor = _as_record(path, data, DoctorRecord)
+        return [ResultsRecord(machine=doctor.machine, doctor=doctor)]
+    return [_as_record(path, data, ResultsRecord)]
 
 
 def read_export(path: Path | str) -> ExportRecord:
@@ -147,7 +166,8 @@ def read_export(path: Path | str) -> ExportRecord:
 def read_results(paths: Iterable[Path | str]) -> Loaded:
     """Read any number of ``results.json``; a damaged one is named and left out.
 
-    An ``export.json`` beside a results file that holds no export of its own is taken in.
+    An earlier report in JSON and a capability file of ``doctor`` are read too. An
+    ``export.json`` beside a results file that holds no export of its own is taken in.
 
     Errors:
         InputError: no path was given, or none of the files can be used.
@@ -156,9 +176,10 @@ def read_results(paths: Iterable[Path | str]) -> Loaded:
     damaged: list[Damaged] = []
     for path in map(Path, paths):
         try:
-            good.append((path, _with_neighbour(path, read_record(path, ResultsRecord))))
+            good += [(path, _with_neighbour(path, run)) for run in _runs(path)]
         except InputError as error:
-            damaged.append(Damaged(path=path, reason=error.what))
+            what = error.what if str(path) in error.what else f"{path}: {error.what}"
+            damaged.append(Damaged(path=path, reason=what))
     if not good:
         listed = "; ".join(f"{d.reason}" for d in damaged) or "no file was given"
         raise InputError(f"no results file can be used: {listed}", fix="run `mha-export run` again")
@@ -166,8 +187,6 @@ def read_results(paths: Iterable[Path | str]) -> Loaded:
 
 
 def _with_neighbour(path: Path, record: ResultsRecord) -> ResultsRecord:
-    import dataclasses
-
     beside = path.parent / "export.json"
     if record.exports or not beside.is_file():
         return record

@@ -37,8 +37,8 @@ class CaseRecord(Record):
         max_abs: largest ``|actual - exact|``; max_rel: largest ``|actual - exact| / |exact|`` over
             elements whose exact value is not negligible.
         bound: the largest error that still passes in the worst row; factor: the largest error in
-            units of its own row's bound (1 or less passes); err_over_ensemble: max_abs over the worst
-            error of the plain same-precision implementations on this input.
+            units of its own row's bound (1 or less passes); err_over_ensemble: max_abs over the
+            worst error of the plain same-precision implementations on this input.
         nan_mismatch: elements that are NaN or infinite on one side only.
         argmax_agreement: fraction of rows whose largest channel is the same.
         output: which graph output the figures are of (the worst one).
@@ -147,6 +147,8 @@ class ResultRecord(Record):
     model_sha256: str
     target: str
     status: ResultStatus
+    variant: str | None = None
+    """Which file of the export ran: a target's name, ``portable`` or ``original``."""
     variant_sha256: str | None = None
     precision: str | None = None
     graph: Literal["main", "prefill", "decode"] = "main"

@@ -1,0 +1,143 @@
+"""Any number of results files as one report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mha_export.report._against import Change
+from mha_export.report._figures import target_of
+from mha_export.report.records import (
+    Damaged,
+    DoctorRecord,
+    ExportRecord,
+    Loaded,
+    MachineRecord,
+    ResultRecord,
+    ResultsRecord,
+)
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One result and the machine it was measured on. ``number`` counts from 1 in report order."""
+
+    number: int
+    machine: MachineRecord
+    result: ResultRecord
+
+    @property
+    def target(self) -> str:
+        """``openvino:bf16``, or ``openvino:bf16 (portable)`` where it ran another's variant."""
+        return target_of(self.result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What every format renders.
+
+    Attributes:
+        runs: one results record a machine, each result once, in a stable order.
+        entries: every result of every run, numbered.
+        exports: by hash of the model, the first export seen of it.
+        doctors: by machine id.
+        damaged: files that were left out.
+        changes: against an earlier report; None where none was given.
+    """
+
+    runs: tuple[ResultsRecord, ...]
+    entries: tuple[Entry, ...]
+    exports: Mapping[str, ExportRecord]
+    doctors: Mapping[str, DoctorRecord]
+    damaged: tuple[Damaged, ...] = ()
+    changes: tuple[Change, ...] | None = None
+
+    @property
+    def machines(self) -> tuple[MachineRecord, ...]:
+        return tuple(run.machine for run in self.runs)
+
+
+def key_of(machine: MachineRecord, result: ResultRecord) -> Key:
+    """What makes two results the same measurement: machine, model, variant, target and workload."""
+    workload = ",".join(f"{name}={size}" for name, size in sorted(result.workload.items()))
+    return (machine.id, *subject_key(result), result.variant_sha256 or "", workload)
+
+
+def subject_key(result: ResultRecord) -> Key:
+    """Model, hash of the model, target, precision, variant and graph."""
+    return (
+        result.model,
+        result.model_sha256,
+        result.target,
+        result.precision or "",
+        result.variant or "",
+        result.graph,
+    )
+
+
+def merge(loaded: Loaded) -> Report:
+    """Join results by machine. Of two results of the same measurement, the later file's stays."""
+    machines: dict[str, MachineRecord] = {}
+    results: dict[Key, ResultRecord] = {}
+    exports: dict[str, ExportRecord] = {}
+    doctors: dict[str, DoctorRecord] = {}
+    for _, run in loaded.results:
+        machine = run.machine
+        machines[machine.id] = machine
+        results.update((key_of(machine, result), result) for result in run.results)
+        exports.update((export.model.sha256, export) for export in run.exports)
+        if run.doctor is not None:
+            doctors[run.doctor.machine.id] = run.doctor
+            machines.setdefault(run.doctor.machine.id, run.doctor.machine)
+    return _report(machines, results, exports, doctors, loaded.damaged)
+
+
+def _report(
+    machines: Mapping[str, MachineRecord],
+    results: Mapping[Key, ResultRecord],
+    exports: Mapping[str, ExportRecord],
+    doctors: Mapping[str, DoctorRecord],
+    damaged: Iterable[Damaged],
+) -> Report:
+    runs, entries = [], []
+    for machine_id in sorted(machines):
+        own = tuple(results[key] for key in sorted(results, key=_order) if key[0] == machine_id)
+        machine = machines[machine_id]
+        models = {result.model_sha256 for result in own}
+        runs.append(
+            ResultsRecord(
+                machine=machine,
+                results=own,
+                exports=tuple(exports[sha] for sha in sorted(exports) if sha in models),
+                doctor=doctors.get(machine_id),
+            )
+        )
+        entries += [(machine, result) for result in own]
+    entries.sort(key=lambda pair: _order(key_of(*pair))[1:])
+    return Report(
+        runs=tuple(runs),
+        entries=tuple(
+            Entry(number=number, machine=machine, result=result)
+            for number, (machine, result) in enumerate(entries, start=1)
+        ),
+        exports=exports,
+        doctors=doctors,
+        damaged=tuple(damaged),
+    )
+
+
+def _order(key: Key) -> tuple[object, ...]:
+    """Sort keys with numbers in the workload by size: ``seq=64`` before ``seq=128``."""
+    sizes = tuple(
+        (name, int(size) if size.lstrip("-").isdigit() else 0)
+        for name, _, size in (part.partition("=") for part in key[-1].split(","))
+    )
+    return (*key[:-2], sizes, key[-2])
+
+
+def with_changes(report: Report, changes: Iterable[Change]) -> Report:
+    """The report, with what changed since an earlier one."""
+    return dataclasses.replace(report, changes=tuple(changes))
