@@ -7,6 +7,7 @@ choices for the other systems are tested here too. Systems nobody has run this o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -113,18 +114,23 @@ def rss_mb(pid: int, *, descendants: bool) -> float:
     return total / 2**20
 
 
-def kill_tree(pid: int, *, wait_s: float = 5.0) -> None:
-    """End a process and all its descendants, children first found, and wait for them."""
-    try:
-        root = psutil.Process(pid)
-        family = [*root.children(recursive=True), root]
-    except psutil.Error:
-        return
-    for process in family:
-        try:
-            process.kill()
-        except psutil.Error:
-            continue
+def end_family(process: subprocess.Popen[bytes], *, wait_s: float = 5.0) -> None:
+    """End a worker and all its descendants, and wait for them; its exit code stays readable.
+
+    Descendants it left behind are found by its process group (not on Windows, where none is kept).
+    """
+    family: list[psutil.Process] = []
+    if process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    process.wait()
+    for child in family:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     psutil.wait_procs(family, timeout=wait_s)
 
 

@@ -7,6 +7,7 @@ descendants included: ``RLIMIT_AS`` would count address space that runtimes rese
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -30,6 +31,7 @@ POLL_S = 0.02
 FAMILY_S = 0.2
 TAIL_BYTES = 8192
 START_S = 60.0
+EXIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +207,10 @@ class Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
             if process.stdin is not None:
                 process.stdin.close()
-            process.wait(timeout=3.0)
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            pass
+            process.wait(timeout=EXIT_S)
         self._reap(process)
 
     def _start(self) -> None:
@@ -302,6 +302,8 @@ class Worker:
 
     def _died(self, process: subprocess.Popen[bytes], seconds: float, peak: float) -> Outcome[Any]:
         self._process = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=EXIT_S)
         self._reap(process)
         signal = _platform.death_of(process.returncode)
         how = f"killed by {signal}" if signal else f"exit code {process.returncode}"
@@ -327,8 +329,7 @@ class Worker:
         )
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        _platform.kill_tree(process.pid)
-        process.wait()
+        _platform.end_family(process)
         for thread in self._threads:
             thread.join(timeout=2.0)
         for stream in (process.stdin, process.stdout, process.stderr):

@@ -125,7 +125,7 @@ class OpenVinoTarget:
     name = "openvino"
     summary = "OpenVINO on the CPU"
     precisions: tuple[str, ...] = ("f32", "f16", "bf16")
-    default_forms = ("onnx", "ort-mha", "primitive")
+    default_forms = ("onnx", "ort-mha", "ort-gqa", "primitive")
     max_opset = 25
 
     def availability(self) -> Availability:
