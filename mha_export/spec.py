@@ -316,8 +316,8 @@ class CacheSpec:
     Attributes:
         growth: ``concat`` (present = past ++ new), ``static`` (a buffer of ``max_length`` written
             at ``kv_lengths - s``), ``shared_buffer`` (static, one buffer bound as past and
-            present). Both static kinds need the ``kv_lengths`` operand, new tokens counted, and imply that
-            keys at or beyond it are masked.
+            present). Both static kinds need the ``kv_lengths`` operand, new tokens counted, and
+            imply that keys at or beyond it are masked.
         layout: axis order of the cache tensors, ``bhsd`` or ``bshd``.
     """
 

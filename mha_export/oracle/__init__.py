@@ -6,13 +6,14 @@ recognises graphs, so that an error there cannot hide here.
 
 from __future__ import annotations
 
-from mha_export.oracle._attention import OracleResult, attention
-from mha_export.oracle._inputs import OracleInputs, RotaryInputs, SideInputs
+from mha_export.oracle._attention import OracleResult, attention, hidden_pairs
+from mha_export.oracle._inputs import Array, Floats, OracleInputs, RotaryInputs, SideInputs
 from mha_export.oracle._layer import LatentWeights, LayerWeights, latent_layer, layer
-from mha_export.oracle._mask import query_offset
 from mha_export.oracle._rotary import inverse_frequencies, rotary_tables, rotate
 
 __all__ = [
+    "Array",
+    "Floats",
     "LatentWeights",
     "LayerWeights",
     "OracleInputs",
@@ -20,10 +21,10 @@ __all__ = [
     "RotaryInputs",
     "SideInputs",
     "attention",
+    "hidden_pairs",
     "inverse_frequencies",
     "latent_layer",
     "layer",
-    "query_offset",
     "rotary_tables",
     "rotate",
 ]

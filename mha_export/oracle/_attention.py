@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mha_export.errors import InputError
 from mha_export.oracle._inputs import Array, Floats, Geometry, OracleInputs, geometry_of
-from mha_export.oracle._mask import MINIMUM, additive, hidden_pairs
+from mha_export.oracle._mask import MINIMUM, additive, hidden_rows
 from mha_export.oracle._rotary import rotate_all_keys, rotate_new
 from mha_export.spec import AttentionSpec, EmptyRow, QkNormSpec, QkOutput
 
@@ -28,6 +28,7 @@ class OracleResult:
             as they enter the product (before rotation where it comes after the cache); with
             ``value_source: key_prefix`` there is no present_value.
         raw, capped, masked, probabilities: [b, h, s, t]; None where ``scores=False``.
+        hidden: [b, h, s, t], True where a rule forbids the pair; None where ``scores=False``.
     """
 
     output: Floats
@@ -38,6 +39,7 @@ class OracleResult:
     capped: Floats | None = None
     masked: Floats | None = None
     probabilities: Floats | None = None
+    hidden: NDArray[np.bool_] | None = None
 
     def scores(self, kind: QkOutput) -> Floats:
         """The score tensor of that kind, [b, h, s, t].
@@ -87,7 +89,7 @@ def attention(spec: AttentionSpec, inputs: OracleInputs, *, scores: bool = True)
     output = np.concatenate([part.output for part in parts], axis=2)
     kept = {}
     if scores:
-        for name in ("raw", "capped", "masked", "probabilities"):
+        for name in ("raw", "capped", "masked", "probabilities", "hidden"):
             kept[name] = getattr(parts[0], name)
     return OracleResult(
         output=output.mean(axis=1) if spec.combine == "mean" else output,
@@ -98,12 +100,26 @@ def attention(spec: AttentionSpec, inputs: OracleInputs, *, scores: bool = True)
     )
 
 
+def hidden_pairs(spec: AttentionSpec, inputs: OracleInputs) -> NDArray[np.bool_]:
+    """[b, h, s, t], True where a rule of the spec forbids the pair.
+
+    Biases of -inf are not rules, keys that a short bias lacks are.
+
+    Errors:
+        InputError: an operand is missing, not stated by the spec, or of the wrong shape.
+    """
+    geometry = geometry_of(spec, inputs)
+    hidden = hidden_rows(spec, inputs, geometry, slice(None))
+    return np.broadcast_to(hidden, (geometry.b, spec.q_heads, geometry.s, geometry.t))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
     raw: Floats
     capped: Floats
     masked: Floats
     probabilities: Floats
+    hidden: NDArray[np.bool_]
     empty: NDArray[np.bool_]
     output: Floats
 
@@ -124,7 +140,7 @@ def _rows(
     capped = raw if cap is None else cap * np.tanh(raw / cap)
     bias = additive(spec, inputs, geometry, rows)
     biased = capped if bias is None else capped + bias
-    hidden = np.broadcast_to(hidden_pairs(spec, inputs, geometry, rows), biased.shape)
+    hidden = np.broadcast_to(hidden_rows(spec, inputs, geometry, rows), biased.shape)
     masked = _filled(spec, biased, hidden)
     empty = np.all(hidden | np.isneginf(biased), axis=-1)
     probabilities = _softmax(masked, inputs.sinks)
@@ -137,6 +153,7 @@ def _rows(
         capped=capped,
         masked=masked,
         probabilities=probabilities,
+        hidden=hidden,
         empty=empty,
         output=_per_group(probabilities, value, group),
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +57,14 @@ class SideInputs:
     q_norm_bias: Array | None = None
     k_norm_bias: Array | None = None
 
-    def replace(self, **changes: Any) -> Any:
+    def replace(self, **changes: Any) -> Self:
         """A copy with some arrays changed."""
         return dataclasses.replace(self, **changes)
+
+    def map_arrays(self, change: Callable[[Array], Array]) -> Self:
+        """A copy with every array changed."""
+        mapped: Self = _mapped(self, change)
+        return mapped
 
     def named(self) -> Iterator[tuple[str, Array]]:
         """Every array with its dotted name, as ``Operands.values`` names the graph values."""
@@ -72,6 +77,17 @@ class SideInputs:
                         yield f"{field.name}.{inner.name}", array
             elif value is not None:
                 yield field.name, value
+
+
+def _mapped(record: Any, change: Callable[[Array], Array]) -> Any:
+    changes = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, RotaryInputs):
+            changes[field.name] = _mapped(value, change)
+        elif value is not None:
+            changes[field.name] = change(value)
+    return dataclasses.replace(record, **changes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

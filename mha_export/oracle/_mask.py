@@ -31,7 +31,7 @@ def query_offset(spec: AttentionSpec, side: SideInputs, geometry: Geometry) -> N
     return np.array([geometry.p], np.int64)
 
 
-def hidden_pairs(spec: AttentionSpec, side: SideInputs, geometry: Geometry, rows: slice) -> Bools:
+def hidden_rows(spec: AttentionSpec, side: SideInputs, geometry: Geometry, rows: slice) -> Bools:
     """True where the pair is forbidden, broadcastable to [b, h, rows, t]."""
     mask, t = spec.mask, geometry.t
     offset = query_offset(spec, side, geometry)
