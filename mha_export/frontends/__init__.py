@@ -1,1 +1,62 @@
-"""."""
+"""One file per kind of source. A file that defines ``FRONTEND`` is found by itself."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from pathlib import Path
+
+from mha_export.errors import InputError
+from mha_export.frontends._frontend import ExporterName, Frontend, LoadedModel, SourceOptions
+
+__all__ = [
+    "ExporterName",
+    "Frontend",
+    "LoadedModel",
+    "SourceOptions",
+    "all_frontends",
+    "open_source",
+]
+
+
+@functools.cache
+def all_frontends() -> dict[str, Frontend]:
+    """Every frontend of the package by name, in alphabetical order of their files."""
+    frontends: dict[str, Frontend] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            frontend: Frontend = importlib.import_module(f"{__name__}.{module.name}").FRONTEND
+            frontends[frontend.name] = frontend
+    return frontends
+
+
+def open_source(source: object, options: SourceOptions | None = None) -> LoadedModel:
+    """Read a model from wherever it is.
+
+    Args:
+        source: a path (``.onnx``, ONNX text, a Hugging Face folder, a YAML specification),
+            ``preset:NAME``, ``module.py:factory``, or an object: ``torch.nn.Module``,
+            ``torch.export.ExportedProgram``, ``onnx_ir.Model``, ``onnx.ModelProto``,
+            :class:`mha_export.spec.AttentionSpec`.
+        options: how to read it.
+
+    Errors:
+        InputError: no frontend knows this kind of source, or its own could not read it.
+    """
+    for frontend in all_frontends().values():
+        if frontend.accepts(source):
+            return frontend.load(source, options or SourceOptions())
+    raise _unknown(source)
+
+
+def _unknown(source: object) -> InputError:
+    kinds = "; ".join(frontend.summary for frontend in all_frontends().values())
+    if not isinstance(source, (str, Path)):
+        return InputError(
+            f"{type(source).__module__}.{type(source).__qualname__} is not a kind of model",
+            fix=f"give one of: {kinds}",
+        )
+    if not Path(source).exists():
+        return InputError(f"{source}: no such file or folder", fix=f"give one of: {kinds}")
+    return InputError(f"{source}: not a kind of file known here", fix=f"give one of: {kinds}")
