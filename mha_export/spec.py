@@ -37,8 +37,8 @@ the spec states                            offset
 ========================================== ==================================================
 causal ``top_left``                        0
 lengths, or a static cache                 ``kv_lengths[b] - q_len`` (negative: empty rows)
+a concat cache                             the past length
 causal ``bottom_right``                    ``kv_len - q_len``
-neither, with a concat cache               the past length
 none of these                              0
 ========================================== ==================================================
 
@@ -76,7 +76,8 @@ class CausalAlignment(StrEnum):
 
     BOTTOM_RIGHT = "bottom_right"
     """offset = number of keys - number of queries: the last query sees every key. With a past
-    (or valid lengths) the offset is the past length, which is the same number."""
+    (or valid lengths) the offset is the past length, which is the same number where there are as
+    many new keys as queries."""
 
 
 class EmptyRow(StrEnum):

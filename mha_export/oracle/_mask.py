@@ -26,7 +26,7 @@ def query_offset(spec: AttentionSpec, side: SideInputs, geometry: Geometry) -> N
         return np.zeros(1, np.int64)
     if side.kv_lengths is not None:
         return side.kv_lengths.astype(np.int64) - geometry.s
-    if spec.mask.causal is CausalAlignment.BOTTOM_RIGHT:
+    if spec.cache is None and spec.mask.causal is CausalAlignment.BOTTOM_RIGHT:
         return np.array([geometry.t - geometry.s], np.int64)
     return np.array([geometry.p], np.int64)
 
