@@ -51,7 +51,7 @@ class Supported:
 
 @dataclass(frozen=True, kw_only=True)
 class Unsupported:
-    """The form cannot state this spec: the first feature that stops it, and what would be needed."""
+    """The form cannot state this spec: the first feature that stops it, and what it would need."""
 
     feature: str
     needs: str
@@ -77,10 +77,16 @@ class Emitted:
 class Form(Protocol):
     """One way to state an attention."""
 
-    name: str
-    min_opset: int
-    """Least ``ai.onnx`` opset this form can be emitted at."""
-    summary: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def min_opset(self) -> int:
+        """Least ``ai.onnx`` opset this form can be emitted at."""
+        ...
+
+    @property
+    def summary(self) -> str: ...
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
         """Whether, and by which means, the spec can be stated. Never builds anything."""
