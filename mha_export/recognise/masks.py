@@ -1,60 +1,151 @@
-"""What a mask says: its parts, read by evaluating it and comparing with the canonical masks."""
+"""What a mask says: its parts, read by evaluating it and comparing with the canonical masks.
+
+All mask steps of an attention are evaluated together at several sizes and, where they read a
+padding mask, lengths or document ids, with several contents of it. A part is only named when the
+evaluated mask equals the canonical one entry for entry at every size and content tried; otherwise
+there is no reading and the caller binds the mask as it is, which is always exact.
+
+A padding operand is taken to hold flags (0 or 1) where the mask computes with it as a number
+(``(1 - mask) * min``); where the mask tests it, the test itself is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
+from mha_export.recognise import _masks_data as data
+from mha_export.recognise import _masks_sizes as masks_sizes
 from mha_export.recognise._evaluate import Context
-from mha_export.spec import CausalAlignment, EmptyRow, Fill
+from mha_export.recognise._masks_hypotheses import HYPOTHESES, read_positional
+from mha_export.recognise._masks_scan import LARGEST, Subject, extents
+from mha_export.recognise._masks_terms import MaskReading, MaskTerm
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MaskTerm:
-    """One step from raw to masked scores, in the order the graph takes them.
-
-    ``additive``: float, added. ``keep``: bool, scores become ``fill`` where it is False.
-    ``hide``: bool, scores become ``fill`` where it is True.
-    """
-
-    value: ir.Value
-    kind: Literal["additive", "keep", "hide"]
-    fill: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MaskReading:
-    """The parts all terms together state; with no part at all the mask hides nothing.
-
-    Attributes:
-        fill: what a hidden score becomes; None when nothing is hidden.
-        empty_row: what a row with no key gets from softmax alone (a guard after it is not seen).
-        key_padding: [b, t], nonzero: the key takes part.
-    """
-
-    causal: CausalAlignment | None = None
-    left_window: int | None = None
-    right_window: int | None = None
-    block: int | None = None
-    alibi_slopes: tuple[float, ...] | None = None
-    fill: Fill | None = None
-    empty_row: EmptyRow = EmptyRow.NOT_APPLICABLE
-    key_padding: ir.Value | None = None
-    kv_lengths: ir.Value | None = None
-    prefix_lengths: ir.Value | None = None
-    document_ids: ir.Value | None = None
+__all__ = ["MaskReading", "MaskTerm", "read_mask"]
 
 
 def read_mask(
-    terms: Sequence[MaskTerm], *, scores: ir.Value, context: Context
+    terms: Sequence[MaskTerm],
+    *,
+    scores: ir.Value,
+    context: Context,
+    anchor: ir.Node,
+    heads: int,
+    permutation: Sequence[int] | None = None,
+    cached: bool = False,
 ) -> MaskReading | None:
     """The parts that ``terms`` state exactly, or None where no name fits (bind them raw then).
 
     Args:
         terms: every mask step of one attention; all of them, since two steps may overlap.
-        scores: the unmasked scores [b, h, s, t] (any value of that shape): its sizes decide.
+        scores: the unmasked scores (any value of that shape): its sizes decide.
+        context: of the graph copy; derived operands are put into it.
+        anchor: a node of the attention; derived operands come before it.
+        heads: number of query heads among the leading axes of ``scores``.
+        permutation: takes the axes of ``scores`` to [batch..., heads..., s, t]; None: they lie so.
+        cached: keys begin with a past, so that query 0 stands at position t - s.
     """
-    raise NotImplementedError
+    if not terms:
+        return MaskReading()
+    subject = Subject(
+        terms=tuple(step for term in terms for step in _summands(term)),
+        scores=scores,
+        heads=heads,
+        permutation=None if permutation is None else tuple(permutation),
+        cached=cached,
+        context=context,
+    )
+    inputs = sorted(
+        {v for term in terms for v in context.sources(term.value) if v.is_graph_input()},
+        key=lambda v: v.name or "",
+    )
+    key = ("mask", *((t.value, t.kind, t.fill) for t in terms), heads, subject.permutation, cached)
+    if key in context.memo:
+        sizes, shape, reading = context.memo[key]
+        if sizes is None or context.sized(sizes).shape(scores) == shape:
+            found: MaskReading | None = reading
+            return found
+    plans = masks_sizes.plans(context, scores=scores, inputs=inputs)
+    reading = _read_with_rest(subject, inputs, plans, anchor) if plans else None
+    shape = context.sized(plans[0]).shape(scores) if plans else None
+    context.memo[key] = (plans[0] if plans else None, shape, reading)
+    return reading
+
+
+def _summands(term: MaskTerm) -> Iterator[MaskTerm]:
+    """An added sum is its summands: a learned bias and the mask it was merged with."""
+    node = term.value.producer()
+    if term.kind != "additive" or node is None or node.op_type not in ("Add", "Sum"):
+        yield term
+        return
+    for value in node.inputs:
+        if value is not None:
+            yield from _summands(replace(term, value=value))
+
+
+def _read_with_rest(
+    subject: Subject,
+    inputs: Sequence[ir.Value],
+    plans: list[masks_sizes.Sizes],
+    anchor: ir.Node,
+) -> MaskReading | None:
+    """All terms together; else those that are masks by themselves, the additions left over."""
+    whole = _read(subject, inputs, plans, anchor)
+    if whole is not None or len(subject.terms) == 1:
+        return whole
+    named, rest = list[MaskTerm](), list[MaskTerm]()
+    for term in subject.terms:
+        alone = replace(subject, terms=(term,))
+        is_rest = term.kind == "additive" and _read(alone, inputs, plans, anchor) is None
+        (rest if is_rest else named).append(term)
+    if not named or not rest:
+        return None
+    reading = _read(replace(subject, terms=tuple(named)), inputs, plans, anchor)
+    if reading is None or not reading.hides:
+        return None
+    return replace(reading, rest=tuple(rest))
+
+
+def _read(
+    subject: Subject,
+    inputs: Sequence[ir.Value],
+    plans: list[masks_sizes.Sizes],
+    anchor: ir.Node,
+) -> MaskReading | None:
+    large = _large_plans(subject, inputs, plans)
+    if large is None:
+        return None
+    values = [term.value for term in subject.terms]
+    if not any(subject.context.sources(value) for value in values):
+        return read_positional(subject, plans, large)
+    inverted: MaskReading | None = None
+    for cut in data.cuts(subject.context, values)[:16]:
+        for hypothesis in HYPOTHESES:
+            found = hypothesis(subject, cut, plans, large, anchor)
+            if found is not None and not found.derived:
+                return found.reading
+            inverted = inverted or (None if found is None else found.reading)
+    return inverted
+
+
+def _large_plans(
+    subject: Subject, inputs: Sequence[ir.Value], plans: Sequence[masks_sizes.Sizes]
+) -> list[masks_sizes.Sizes] | None:
+    """Sizes that show every width the mask may have; None where those are too large to look at."""
+    bounds = extents(subject)
+    wanted = bounds.numbers + 3
+    if bounds.buffer is not None:
+        wanted = bounds.buffer
+    shown = [subject.context.sized(sizes).shape(subject.scores) or (0,) for sizes in plans]
+    if wanted <= max(shape[-1] for shape in shown):
+        return []
+    if not masks_sizes.symbols_of(subject.context.model.graph).lengths:
+        return []
+    if wanted > LARGEST:
+        return None
+    found = masks_sizes.enlarged(
+        subject.context, plans[0], scores=subject.scores, inputs=inputs, keys=wanted
+    )
+    return [] if found is None else [found]

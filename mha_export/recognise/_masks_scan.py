@@ -1,0 +1,262 @@
+"""Looking at a mask: all its steps evaluated together, and the numbers told apart from the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from mha_export.recognise._evaluate import Context
+from mha_export.recognise._masks_sizes import Sizes
+from mha_export.recognise._masks_terms import MaskTerm
+from mha_export.spec import Fill
+
+ABSORBING = -1e30
+"""At or below this a fill swallows every score: it is the dtype's minimum by another name."""
+
+LARGEST = 4200
+"""Most keys a mask is looked at with; a mask that may be wider than this is not read."""
+
+_SENTINEL = 1 << 20
+"""Whole numbers from here on mean "to the end"."""
+
+LEAST_FINITE = -100.0
+"""A two-valued mask whose lower value is above this is a bias, not a way to hide keys."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """One attention's mask: the terms, and how their axes lie.
+
+    ``permutation`` takes the axes of ``scores`` to [batch..., heads..., s, t].
+    """
+
+    terms: tuple[MaskTerm, ...]
+    scores: ir.Value
+    heads: int
+    permutation: tuple[int, ...] | None
+    cached: bool
+    context: Context
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sight:
+    """The mask at one pair of sizes, [b or 1, h or 1, s, t] float: added, fills written in."""
+
+    mask: NDArray[Any]
+    batch: int
+    past: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decoded:
+    """Masks with one fill in common: what they keep, and the ALiBi slopes of what they add."""
+
+    fill: Fill | None
+    replaces: bool
+    slopes: tuple[float, ...] | None
+    keeps: tuple[NDArray[np.bool_], ...]
+
+
+def geometry(subject: Subject, sizes: Sizes) -> tuple[int, int, int]:
+    """Batch, queries and keys of the scores at these sizes.
+
+    Errors:
+        ValueError: the scores have no shape there (plans only hold sizes at which they have one).
+    """
+    shape = subject.context.sized(sizes).shape(subject.scores)
+    if shape is None:
+        raise ValueError(f"the scores have no shape at {dict(sizes)}")
+    queries, keys = _last_two(shape, subject)
+    lead = int(np.prod(shape, dtype=np.int64)) // max(1, queries * keys)
+    return max(1, lead // subject.heads), queries, keys
+
+
+def look(
+    subject: Subject, sizes: Sizes, contents: Mapping[ir.Value, np.ndarray] | None = None
+) -> Sight | None:
+    """The mask at these sizes, or None where they contradict the graph."""
+    base = subject.context.sized(sizes)
+    shape = base.shape(subject.scores)
+    if shape is None:
+        return None
+    view = base if contents is None else subject.context.sized(sizes, contents)
+    total: NDArray[Any] | None = None
+    for term in subject.terms:
+        array = view.array(term.value)
+        if array is None:
+            return None
+        array = _aligned(array, shape, subject)
+        if array is None:
+            return None
+        total = _applied(term, array, total)
+    if total is None:
+        return None
+    batch, queries, keys = geometry(subject, sizes)
+    return Sight(
+        mask=np.broadcast_to(total, (*total.shape[:2], queries, keys)),
+        batch=batch,
+        past=keys - queries if subject.cached else 0,
+    )
+
+
+def _last_two(shape: tuple[int, ...], subject: Subject) -> tuple[int, int]:
+    order = subject.permutation or tuple(range(len(shape)))
+    return shape[order[-2]], shape[order[-1]]
+
+
+def _aligned(array: np.ndarray, shape: tuple[int, ...], subject: Subject) -> NDArray[Any] | None:
+    """The term as [b or 1, h or 1, s or 1, t or 1]; None where it does not broadcast."""
+    if array.ndim > len(shape):
+        return None
+    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    if any(n not in (1, m) for n, m in zip(array.shape, shape, strict=True)):
+        return None
+    order = subject.permutation or tuple(range(len(shape)))
+    array = array.transpose(order)
+    lead = tuple(shape[axis] for axis in order[:-2])
+    if all(n == 1 for n in array.shape[:-2]):
+        return array.reshape((1, 1, *array.shape[-2:]))
+    if len(lead) == 2 and lead[1] == subject.heads:
+        return array
+    whole = np.broadcast_to(array, (*lead, *array.shape[-2:]))
+    return whole.reshape((-1, subject.heads, *array.shape[-2:]))
+
+
+def _applied(
+    term: MaskTerm, array: NDArray[Any], total: NDArray[Any] | None
+) -> NDArray[Any] | None:
+    if term.kind == "additive":
+        if array.dtype.kind not in "fV":
+            return None
+        with np.errstate(all="ignore"):
+            return array if total is None else total + array
+    if array.dtype != np.bool_ or term.fill is None:
+        return None
+    keep = array if term.kind == "keep" else ~array
+    below = np.zeros((), np.float32) if total is None else total
+    return np.where(keep, below, np.asarray(term.fill, below.dtype))
+
+
+def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
+    """Tell fills from additions; None where the masks have more to say than one fill and ALiBi."""
+    masks = [sight.mask for sight in sights]
+    if any(mask.dtype.name == "bfloat16" for mask in masks):
+        masks = [mask.astype(np.float32) for mask in masks]
+    if any(np.isnan(mask).any() or (mask == np.inf).any() for mask in masks):
+        return None
+    keeps = [mask > ABSORBING for mask in masks]
+    low = {float(mask.dtype.type(np.finfo(mask.dtype).min)) for mask in masks}
+    fill = _absorbing_fill(masks, keeps)
+    if fill is None:
+        return None
+    slopes: tuple[float, ...] | None = None
+    if not all(bool(np.all(~keep | (mask == 0))) for keep, mask in zip(keeps, masks, strict=True)):
+        finite = min(float(mask.min(initial=0)) for mask in masks)
+        two_valued = all(bool(np.all((m == 0) | (m == finite))) for m in masks)
+        if two_valued and fill == "none" and finite <= LEAST_FINITE:
+            keeps = [mask == 0 for mask in masks]
+            fill = "min" if finite in low else finite
+        else:
+            slopes = _slopes(masks, keeps, subject.heads)
+            if slopes is None:
+                return None
+    hiding = [term for term in subject.terms if term.kind != "additive"]
+    return Decoded(
+        fill=None if fill == "none" else fill,
+        replaces=bool(hiding) and isinstance(fill, float),
+        slopes=slopes,
+        keeps=tuple(keeps),
+    )
+
+
+def _absorbing_fill(
+    masks: Sequence[NDArray[Any]], keeps: Sequence[NDArray[np.bool_]]
+) -> Fill | Literal["none"] | None:
+    """'-inf' or 'min' where every hidden entry is that one, 'none' where none is hidden."""
+    kinds: set[bool] = set()
+    for mask, keep in zip(masks, keeps, strict=True):
+        hidden = mask[~keep]
+        if hidden.size:
+            infinite = np.isneginf(hidden)
+            kinds |= {True} if infinite.all() else {False} if not infinite.any() else {True, False}
+    if not kinds:
+        return "none"
+    return None if len(kinds) > 1 else "-inf" if kinds.pop() else "min"
+
+
+def _slopes(
+    masks: Sequence[NDArray[Any]], keeps: Sequence[NDArray[np.bool_]], heads: int
+) -> tuple[float, ...] | None:
+    """m with ``mask = m * t + (a number per row)`` at every kept entry, one per head.
+
+    A number added to a whole row changes no probability, so ``m * (t - i)`` is the same bias.
+    """
+    found: list[float] | None = None
+    for mask, keep in zip(masks, keeps, strict=True):
+        whole = np.broadcast_to(mask, (mask.shape[0], heads, *mask.shape[2:])).astype(np.float64)
+        kept = np.broadcast_to(keep, whole.shape)
+        key = np.arange(whole.shape[-1], dtype=np.float64)
+        if found is None:
+            found = [_slope_of(whole[:, h], kept[:, h], key) for h in range(heads)]
+        for head, slope in enumerate(found):
+            rest = whole[:, head] - slope * key
+            top = np.max(np.where(kept[:, head], rest, -np.inf), axis=-1)
+            bottom = np.min(np.where(kept[:, head], rest, np.inf), axis=-1)
+            seen = kept[:, head].any(axis=-1)
+            tolerance = 2e-6 * max(1.0, abs(slope) * len(key))
+            if np.any((top - bottom)[seen] > tolerance):
+                return None
+    return None if found is None or not any(found) else tuple(found)
+
+
+def _slope_of(rows: NDArray[np.float64], kept: NDArray[np.bool_], key: NDArray[Any]) -> float:
+    """The slope over the longest kept row; 0 where no row keeps two keys."""
+    batch, query = np.unravel_index(np.argmax(kept.sum(axis=-1)), kept.shape[:-1])
+    places = np.nonzero(kept[batch, query])[0]
+    if len(places) < 2:
+        return 0.0
+    first, last = places[0], places[-1]
+    rise = rows[batch, query, last] - rows[batch, query, first]
+    return float(np.float32(rise / (key[last] - key[first])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extents:
+    """What bounds the sizes worth looking at.
+
+    Attributes:
+        numbers: largest whole number in the mask's own computation: perhaps a window or a chunk.
+        buffer: smallest extent of a stored matrix the mask is cut from; None without one.
+    """
+
+    numbers: int
+    buffer: int | None
+
+
+def extents(subject: Subject) -> Extents:
+    """Read every constant that takes part in computing the mask."""
+    context = subject.context
+    numbers, buffers = 0, set[int]()
+    seen: set[ir.Value] = set()
+    stack = [term.value for term in subject.terms]
+    while stack:
+        value = stack.pop()
+        if value in seen or context.sources(value) == frozenset({value}):
+            continue
+        seen.add(value)
+        stack.extend(context.content_inputs(value))
+        array = context.literal(value)
+        if array is None:
+            continue
+        if array.ndim >= 2 and array.size > 64:
+            buffers |= {int(n) for n in array.shape[-2:] if n > 1}
+        elif array.size <= 64 and array.dtype.kind in "iuf":
+            whole = [int(n) for n in np.ravel(array) if abs(n) < _SENTINEL]
+            limit = _SENTINEL if array.dtype.kind in "iu" else LARGEST
+            numbers = max([numbers, *(n for n in whole if n < limit)])
+    return Extents(numbers=numbers, buffer=min(buffers, default=None))

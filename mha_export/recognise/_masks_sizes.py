@@ -1,0 +1,148 @@
+"""At which sizes a mask is looked at.
+
+The sizes are chosen for the symbols of the graph's inputs so that all of them differ, so that
+queries and keys differ where they can, with one query, and large enough to show every width that
+stands as a constant in the mask's own computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from mha_export.recognise._evaluate import Context
+
+Sizes = Mapping[str, int]
+
+_ROUNDS: tuple[tuple[int, ...], ...] = (
+    (5, 3, 8, 11, 9, 12, 13, 14),
+    (4, 7, 10, 6, 15, 17, 16, 18),
+    (1, 6, 9, 2, 19, 21, 20, 22),
+)
+"""Numbers for the first, second, ... symbol after the batch, one row a plan."""
+
+_BATCH = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symbols:
+    """Symbolic dimensions of the graph inputs: those of axis 0 of any input, and the others."""
+
+    batch: tuple[str, ...]
+    lengths: tuple[str, ...]
+
+
+def symbols_of(graph: ir.Graph) -> Symbols:
+    """Symbols in order of appearance; a nameless dimension is called ``<input>.<axis>``."""
+    batch: dict[str, None] = {}
+    lengths: dict[str, None] = {}
+    for value in graph.inputs:
+        if value.const_value is not None or value.shape is None:
+            continue
+        for axis, dim in enumerate(value.shape):
+            if not isinstance(dim, int):
+                name = dim.value if dim.value is not None else f"{value.name}.{axis}"
+                (batch if axis == 0 and len(value.shape) > 1 else lengths)[name] = None
+    return Symbols(batch=tuple(batch), lengths=tuple(n for n in lengths if n not in batch))
+
+
+def plans(context: Context, *, scores: ir.Value, inputs: Sequence[ir.Value]) -> list[Sizes]:
+    """Sizes at which ``scores`` has a shape, the dimensions of ``inputs`` made to fit it.
+
+    ``inputs`` are those whose content the mask reads: where a dimension of theirs does not bear on
+    the scores (``total`` beside ``past`` and ``seq``), it is the number of keys.
+    """
+    symbols = symbols_of(context.model.graph)
+    for strategy in (_distinct, _same_by_position, _baked_in):
+        found = [
+            fitted
+            for sizes in strategy(context, symbols)
+            if (fitted := _fitted(context, sizes, scores, inputs)) is not None
+        ]
+        unique = list({tuple(sorted(sizes.items())): sizes for sizes in found}.values())
+        if unique:
+            return unique
+    return []
+
+
+def enlarged(
+    context: Context, sizes: Sizes, *, scores: ir.Value, inputs: Sequence[ir.Value], keys: int
+) -> Sizes | None:
+    """Sizes with at least ``keys`` keys and as few queries as the symbols allow, batch 1."""
+    symbols = symbols_of(context.model.graph)
+    base = {**sizes, **dict.fromkeys(symbols.batch, 1)}
+    best: tuple[int, Sizes] | None = None
+    for name in symbols.lengths:
+        fitted = _fitted(context, {**base, name: keys}, scores, inputs)
+        shape = None if fitted is None else context.sized(fitted).shape(scores)
+        if fitted is None or shape is None or shape[-1] < keys:
+            continue
+        cost = shape[-1] * shape[-2]
+        if best is None or cost < best[0]:
+            best = (cost, fitted)
+    return None if best is None else best[1]
+
+
+def _distinct(context: Context, symbols: Symbols) -> Iterator[dict[str, int]]:
+    for numbers in _ROUNDS:
+        cycle = [*numbers, *range(31, 31 + len(symbols.lengths))]
+        chosen = dict(zip(symbols.lengths, cycle, strict=False))
+        yield {**chosen, **dict.fromkeys(symbols.batch, _BATCH)}
+    if len(symbols.lengths) > 1:
+        for name in symbols.lengths[1:3]:
+            chosen = dict(zip(symbols.lengths, (5, 3, 8, 11, 9, 12, 13, 14), strict=False))
+            yield {**chosen, name: 1, **dict.fromkeys(symbols.batch, _BATCH)}
+
+
+def _same_by_position(context: Context, symbols: Symbols) -> Iterator[dict[str, int]]:
+    """Inputs that are as long as each other but whose exporter named every dimension apart."""
+    for length in (5, 8, 1):
+        yield {
+            **dict.fromkeys(symbols.lengths, length),
+            **dict.fromkeys(symbols.batch, _BATCH),
+        }
+
+
+def _baked_in(context: Context, symbols: Symbols) -> Iterator[dict[str, int]]:
+    """A length the exporter wrote into the graph as a number: try those that stand there."""
+    numbers: set[int] = set()
+    for node in context.model.graph:
+        if node.op_type in ("Reshape", "Expand") and len(node.inputs) > 1:
+            target = context.constant(node.inputs[1])
+            if target is not None:
+                numbers |= {int(n) for n in np.ravel(target) if 1 < n <= 4096}
+    for batch in (_BATCH, 1):
+        for length in sorted(numbers)[:24]:
+            yield {
+                **dict.fromkeys(symbols.lengths, length),
+                **dict.fromkeys(symbols.batch, batch),
+            }
+    for batch in sorted(numbers)[:8]:
+        for length in sorted(numbers)[:8]:
+            yield {
+                **dict.fromkeys(symbols.lengths, length),
+                **dict.fromkeys(symbols.batch, batch),
+            }
+
+
+def _fitted(
+    context: Context, sizes: Mapping[str, int], scores: ir.Value, inputs: Sequence[ir.Value]
+) -> Sizes | None:
+    shape = context.sized(sizes).shape(scores)
+    if shape is None or len(shape) < 2:
+        return None
+    fitted = dict(sizes)
+    for value in inputs:
+        if value.shape is None or len(value.shape) < 2:
+            continue
+        last = value.shape[-1]
+        if isinstance(last, int):
+            continue
+        name = last.value if last.value is not None else f"{value.name}.{len(value.shape) - 1}"
+        trial = {**fitted, name: shape[-1]}
+        if name in fitted and context.sized(trial).shape(scores) == shape:
+            fitted = trial
+    return fitted
