@@ -127,11 +127,20 @@ def _latency(old: ResultRecord, new: ResultRecord, entry: Entry) -> Iterator[Cha
         return
     message = f"{milliseconds(a.p50)} before, {milliseconds(b.p50)} now ({ratio:.2f}x)"
     severity: Severity = "regression" if ratio > 1 else "improvement"
-    if old.vs and new.vs and old.vs.baseline == new.vs.baseline:
-        if not _apart((old.vs.low, old.vs.high), (new.vs.low, new.vs.high)):
-            severity = "note"
-            message += f"; {new.vs.baseline} moved with it, so the machine did"
+    if new.variant == "original" or _same_ratio(old, new):
+        severity = "note"
+        message += "; the unmodified model moved as well, so the machine or the runtime did"
     yield _change("latency", severity, entry, message)
+
+
+def _same_ratio(old: ResultRecord, new: ResultRecord) -> bool:
+    a, b = old.vs, new.vs
+    return (
+        a is not None
+        and b is not None
+        and a.baseline == b.baseline
+        and not _apart((a.low, a.high), (b.low, b.high))
+    )
 
 
 def _apart(a: tuple[float, float], b: tuple[float, float]) -> bool:

@@ -1,0 +1,1 @@
+"""What the HTML page shows, worked out before any markup is written."""
