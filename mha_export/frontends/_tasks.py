@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mha_export.errors import InputError
-from mha_export.frontends._export import Axes, Traceable
+from mha_export.frontends._traceable import Axes, Traceable
 
 DEFAULT_DIMS: Mapping[str, int] = {"batch": 2, "seq": 7, "past_seq": 5, "encoder_seq": 6}
 """Sizes of a sample: unequal, and above 1, so that no exporter merges or drops an axis."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from mha_export.errors import InputError
-from mha_export.frontends._export import Axes, Traceable, as_array
+from mha_export.frontends._export import as_array
 from mha_export.frontends._frontend import SourceOptions
+from mha_export.frontends._traceable import Axes, Traceable
 
 _Shape = tuple[int | str, ...]
 """Sizes of one argument; a text is an axis that stays open."""

@@ -35,10 +35,10 @@ class OnnxFile:
             return True
         if not isinstance(source, (str, Path)):
             return False
-        suffix = Path(source).suffix.lower()
-        return suffix in BINARY_SUFFIXES | TEXT_SUFFIXES | _WEIGHTS_ONLY | {".ort"} or (
-            not suffix and Path(source).is_file()
-        )
+        path = Path(source)
+        suffix = path.suffix.lower()
+        known = suffix in BINARY_SUFFIXES | TEXT_SUFFIXES | _WEIGHTS_ONLY | {".ort"}
+        return (known and not path.is_dir()) or (not suffix and path.is_file())
 
     def load(self, source: object, options: SourceOptions) -> LoadedModel:
         if isinstance(source, ir.Model):
@@ -71,11 +71,6 @@ def _read(path: Path) -> ir.Model:
 
 
 def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise InputError(
-            f"{path}: a folder, expected an ONNX file",
-            fix="name the .onnx file inside it",
-        )
     if not path.exists():
         raise InputError(f"{path}: no such file", fix=_nearby(path))
     suffix = path.suffix.lower()

@@ -18,6 +18,7 @@ from mha_export.frontends import _export, _tasks
 from mha_export.frontends._digest import model_digest
 from mha_export.frontends._frontend import LoadedModel, SourceOptions
 from mha_export.frontends._torch_samples import sample_arguments
+from mha_export.frontends._traceable import Traceable
 
 
 class TorchModule:
@@ -144,7 +145,7 @@ def _load_object(
 
 def _traceable(
     module: Any, options: SourceOptions, what: str
-) -> tuple[_export.Traceable, dict[str, np.ndarray]]:
+) -> tuple[Traceable, dict[str, np.ndarray]]:
     if _is_a(module, "transformers.modeling_utils", "PreTrainedModel") and not options.inputs:
         task = options.task or _tasks.task_of_class(type(module).__name__, module.config)
         return _tasks.traceable_for(module, task, dims=options.dims, seed=options.seed)
