@@ -40,7 +40,9 @@ def milliseconds(value: float | None) -> str:
 
 def ratio(value: float | None) -> str:
     """``0.56×``."""
-    return NONE if value is None else f"{value:.2f}×"
+    if value is None:
+        return NONE
+    return f"{value:.2f}×" if value < 100 else f"{figure(value)}×"
 
 
 def percent(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """From a matplotlib figure to SVG that belongs to a page.
 
-Colours are drawn as stand-ins and replaced by CSS variables, so one chart serves light, dark and print;
-text stays text, in the page's font; ids are hashed from the content, so the bytes are stable.
+Colours are drawn as stand-ins and replaced by CSS variables, so one chart serves light, dark and
+print; text stays text, in the page's font; ids are hashed from the content, so bytes are stable.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from mha_export.errors import InputError
 
 STAND_IN = {
+    "paper": "#252627",
     "ink": "#010203",
     "muted": "#040506",
     "grid": "#070809",
@@ -37,12 +38,11 @@ SERIES = tuple(STAND_IN[f"s{i}"] for i in range(1, 7))
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One drawing in two widths; ``description`` says in words what it shows."""
+    """One drawing; ``description`` says in words what it shows, and is the image's label."""
 
     title: str
     description: str
-    wide: str
-    narrow: str
+    svg: str
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def drawing(width: float, height: float, *, salt: str) -> Iterator[tuple[Any, An
         "svg.fonttype": "none",
         "svg.hashsalt": salt,
         "font.family": "DejaVu Sans",
-        "font.size": 9.5,
+        "font.size": 10,
         "text.color": INK,
         "axes.edgecolor": GRID,
         "axes.labelcolor": MUTED,
@@ -106,17 +106,15 @@ def to_svg(figure: Any, *, label: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', _opening(label), text, count=1)
-    text = re.sub(r"(font: *)([^;\"]*?)([0-9.]+px) [^;\"]*", r"\1\2\3 inherit", text)
-    text = re.sub(r"font: ([^;\"]*?)([0-9.]+)px inherit", _font, text)
+    text = re.sub(r"font: ([^;\"]*?)([0-9.]+)px [^;\"]*", _font, text)
     for name, colour in STAND_IN.items():
         text = text.replace(colour, f"var(--{name})")
     return text.strip()
 
 
 def _opening(label: str) -> str:
-    return rf'<svg role="img" aria-label="{escape(label)}" viewBox="\1" class="chart">'.replace(
-        "\\1", "\\g<1>"
-    )
+    label = escape(label).replace("\\", "\\\\")
+    return rf'<svg role="img" aria-label="{label}" viewBox="\1" class="chart">'
 
 
 def _font(match: re.Match[str]) -> str:

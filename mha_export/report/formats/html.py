@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: no network, no folder beside it, readable without script."""
+"""One HTML file that needs nothing else: no network, no other file, readable without script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from mha_export.errors import InputError
-from mha_export.report._figures import figure, milliseconds, plural, ratio
+from mha_export.report._figures import figure, plural, ratio, workload
 from mha_export.report._merge import Report
 from mha_export.report._verdict import STATUSES, bad_entries, verdict_of
 
@@ -78,6 +78,7 @@ def _context(report: Report) -> dict[str, Any]:
         "statuses": STATUSES,
         "signs": SIGNS,
         "rows": rows,
+        "constant": workload(_results.constant_dims(report.entries)),
         "bad": [rows[entry.number - 1] for entry in bad_entries(report)],
         "columns": _results.used_columns(rows),
         "facets": _results.facets(rows),
@@ -127,28 +128,33 @@ def _tiles(report: Report) -> list[Tile]:
         )
         note = f"{undone} undone: proof failed" if undone else "on adversarial inputs"
         tiles.append(Tile(label="rewrites proven", value=str(len(proofs)), note=note))
-    right = [e for e in report.entries if e.result.status == "pass" and e.result.parity]
-    factors = [e.result.parity.factor for e in right if e.result.parity and e.result.parity.factor]
+    factors = [
+        entry.result.parity.factor
+        for entry in report.entries
+        if entry.result.status == "pass"
+        and entry.result.parity is not None
+        and entry.result.parity.factor is not None
+    ]
     if factors:
-        tiles.append(
-            Tile(
-                label="largest error",
-                value=f"{figure(max(factors))} of bound",
-                note="where it passed",
-            )
-        )
-    fast = [e for e in report.entries if e.result.vs and e.result.status in ("pass", "imprecise")]
-    if fast:
-        best = min(fast, key=lambda entry: entry.result.vs.ratio if entry.result.vs else 1.0)
-        assert best.result.vs is not None and best.result.latency_ms is not None
-        tiles.append(
-            Tile(
-                label=f"fastest against {best.result.vs.baseline}",
-                value=ratio(best.result.vs.ratio),
-                note=f"{best.target}, {milliseconds(best.result.latency_ms.p50)}",
-            )
-        )
+        worst = f"{max(factors):.2g}"
+        tiles.append(Tile(label="of its bound: largest error", value=worst, note="of what passed"))
+    tiles += _fastest(report)
     return tiles
+
+
+def _fastest(report: Report) -> list[Tile]:
+    """The best ratio to the baseline of anything right."""
+    found = [
+        (entry.result.vs, entry.target)
+        for entry in report.entries
+        if entry.result.vs is not None and entry.result.status in ("pass", "imprecise")
+    ]
+    if not found:
+        return []
+    vs, target = min(found, key=lambda pair: pair[0].ratio)
+    return [
+        Tile(label=f"of the time of {vs.baseline}", value=ratio(vs.ratio), note=f"best: {target}")
+    ]
 
 
 FORMAT = HtmlFormat()

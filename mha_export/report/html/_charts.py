@@ -1,4 +1,4 @@
-"""Which charts the page holds: one of latency per model, graph, workload; one of scaling per model."""
+"""Which charts the page holds: latency by model, graph and workload; scaling by model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mha_export.report._verdict import BAD
 from mha_export.report.charts import Chart, latency_chart, scaling_chart
 from mha_export.report.charts._latency import Bar
 from mha_export.report.charts._svg import SERIES
+from mha_export.report.html._results import constant_dims
 from mha_export.report.records import LatencyRecord
 
 
@@ -42,18 +43,19 @@ def latency_charts(report: Report) -> tuple[ChartView, ...]:
     )
 
 
+_DOUBT = {"fail": "wrong result", "error": "failed", "fallback": "not on the target"}
+
+
 def _bar(entry: Entry, *, several: bool) -> Bar:
     result = entry.result
     assert result.latency_ms is not None
-    original = result.variant == "original"
-    name = result.target + (f":{result.precision}" if result.precision else "")
-    label = f"{name}, unmodified model" if original else entry.target
+    label = _target_name(entry)
     return Bar(
         label=f"{label} · {entry.machine.id}" if several else label,
         latency=result.latency_ms,
         vs=result.vs,
-        baseline=original,
-        right=result.status not in BAD,
+        baseline=result.variant == "original",
+        doubt=_DOUBT.get(result.status),
     )
 
 
@@ -71,7 +73,9 @@ def scaling_charts(report: Report) -> tuple[ChartView, ...]:
         series = _series(entries, dimension)
         if not series:
             continue
-        name = model if graph == "main" else f"{model} {graph}"
+        name = (
+            f"{model if graph == 'main' else f'{model} {graph}'} by {dimension.replace('_', ' ')}"
+        )
         left_out = list(series)[len(SERIES) :]
         found.append(
             ChartView(
@@ -94,18 +98,30 @@ def _varied(entries: list[Entry]) -> str | None:
 
 
 def _series(entries: list[Entry], dimension: str) -> Mapping[str, list[tuple[int, LatencyRecord]]]:
+    """Lines by target, machine and the other sizes, each named only where it varies."""
     several = len({entry.machine.id for entry in entries}) > 1
+    constant = constant_dims(entries)
     series: dict[str, list[tuple[int, LatencyRecord]]] = {}
     for entry in entries:
         result = entry.result
         size = result.workload.get(dimension)
         if size is None or result.latency_ms is None:
             continue
-        rest = workload({k: v for k, v in result.workload.items() if k != dimension})
-        label = " · ".join(filter(None, (entry.target, entry.machine.id if several else "", rest)))
+        rest = {k: v for k, v in result.workload.items() if k != dimension and k not in constant}
+        name = _target_name(entry)
+        label = " · ".join(
+            filter(None, (name, entry.machine.id if several else "", workload(rest)))
+        )
         series.setdefault(label, []).append((size, result.latency_ms))
     return {
         label: sorted(points, key=lambda point: point[0])
         for label, points in series.items()
         if len(points) >= 3
     }
+
+
+def _target_name(entry: Entry) -> str:
+    result = entry.result
+    if result.variant != "original":
+        return entry.target
+    return result.target + (f":{result.precision}" if result.precision else "") + ", unmodified"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mha_export.report._figures import (
@@ -46,6 +46,7 @@ class ResultView:
     graph: str
     target: str
     machine: str
+    workload: str
     precision: str
     forms: tuple[str, ...]
     reason: str
@@ -65,14 +66,26 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("latency", "Median", "Median of a run, with p10 and p90"),
     ("vs", "vs raw", "Time over the unmodified model's in the same rounds, with its 95% interval"),
     ("limit", "Of limit", "Achieved rate over what this machine reaches in a plain GEMM or copy"),
-    ("memory", "Peak memory", "Largest resident size of the worker process"),
+    ("memory", "Memory", "Largest resident size of the worker process"),
 )
 """Key, heading and explanation of each column that may be empty and is then left out."""
 
 
 def views(entries: Iterable[Entry]) -> tuple[ResultView, ...]:
     """Every result, in report order."""
-    return tuple(_view(entry) for entry in entries)
+    listed = list(entries)
+    constant = constant_dims(listed)
+    return tuple(_view(entry, constant) for entry in listed)
+
+
+def constant_dims(entries: Iterable[Entry]) -> Mapping[str, int]:
+    """Dimensions that had one size throughout: stated once, not in every row."""
+    workloads = [entry.result.workload for entry in entries]
+    if len(workloads) < 2:
+        return {}
+    first = workloads[0]
+    same = {n: size for n, size in first.items() if all(w.get(n) == size for w in workloads)}
+    return same if len(same) < len(first) else {}
 
 
 def used_columns(rows: Iterable[ResultView]) -> tuple[tuple[str, str, str], ...]:
@@ -99,7 +112,7 @@ def facets(rows: Iterable[ResultView]) -> tuple[Facet, ...]:
     )
 
 
-def _view(entry: Entry) -> ResultView:
+def _view(entry: Entry, constant: Mapping[str, int]) -> ResultView:
     result = entry.result
     parity, placement = result.parity, result.placement
     first = parity.first_difference if parity else None
@@ -111,10 +124,11 @@ def _view(entry: Entry) -> ResultView:
         graph=result.graph,
         target=entry.target,
         machine=entry.machine.id,
+        workload=workload(result.workload),
         precision=result.precision or "as the graph",
         forms=tuple(sorted(result.forms)) or ("none",),
         reason=result.reason or "",
-        columns=_columns(entry),
+        columns=_columns(entry, constant),
         facts=tuple(_facts(entry)),
         elsewhere=placement.elsewhere if placement else (),
         heat=None
@@ -128,17 +142,18 @@ def _view(entry: Entry) -> ResultView:
     )
 
 
-def _columns(entry: Entry) -> dict[str, Cell]:
+def _columns(entry: Entry, constant: Mapping[str, int]) -> dict[str, Cell]:
     result = entry.result
     latency, parity, placement, vs = result.latency_ms, result.parity, result.placement, result.vs
     whole = placement.on_target / max(placement.float_compute_nodes, 1) if placement else None
+    varied = {n: size for n, size in result.workload.items() if n not in constant}
     volume = 1.0
     for size in result.workload.values():
         volume *= max(size, 1)
     return {
-        "workload": Cell(text=workload(result.workload) or NONE, sort=volume),
+        "workload": Cell(text=workload(varied) or NONE, sort=volume),
         "forms": Cell(
-            text=", ".join(f"{form} × {n}" for form, n in sorted(result.forms.items())) or NONE
+            text=", ".join(f"{form} ×{n}" for form, n in sorted(result.forms.items())) or NONE
         ),
         "placement": Cell(text=percent(whole), sort=_low(whole)),
         "error": Cell(

@@ -194,7 +194,8 @@ def _outcome(target: str, own: Sequence[SiteOutcomeRecord]) -> OutcomeView:
     worst = max(full or proven, key=lambda p: (p.max_err or 0) / (p.bound or 1), default=None)
     text = ""
     if worst is not None:
-        text = f"error {figure(worst.max_err)} of {figure(worst.bound)} allowed, {plural(worst.cases, 'case')}"
+        text = f"error {figure(worst.max_err)} of {figure(worst.bound)} allowed"
+        text += f", {plural(worst.cases, 'case')}"
         text += f", against {' and '.join(worst.against)}"
     return OutcomeView(
         target=target,
