@@ -38,3 +38,63 @@ def embed_external(model: ir.Model, proto: Any) -> None:
             initializer.ClearField("external_data")
             initializer.ClearField("data_location")
             initializer.raw_data = tensors[initializer.name].tobytes()
+
+
+def pack(source: Path, destination: Path) -> Path:
+    """Write a model and its external weights as one file.
+
+    Errors:
+        RuntimeError: one file would be over the 2 GiB that protobuf can hold.
+    """
+    model = ir.load(source)
+    size = sum(
+        value.const_value.nbytes
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+    )
+    if size >= 2**31 - 2**20:
+        raise RuntimeError(f"{source.name} holds {size / 2**30:.1f} GiB; one file can hold 2 GiB")
+    destination.write_bytes(model_bytes(model))
+    return destination
+
+
+NOT_COMPUTE = frozenset(
+    {
+        *("Constant", "ConstantOfShape", "Identity", "Shape", "Size"),
+        *("Reshape", "Squeeze", "Unsqueeze", "Flatten"),
+        *("MemcpyToHost", "MemcpyFromHost"),
+    }
+)
+"""Ops that move or describe tensors without reading a number: no evidence about a device."""
+
+
+def float_nodes(path: Path) -> int:
+    """How many nodes of a file compute in floating point, as far as its types can be inferred."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    if path.stat().st_size < 2**30:
+        model = onnx.shape_inference.infer_shapes(model)
+    graph = model.graph
+    known = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*graph.value_info, *graph.input, *graph.output)
+    }
+    floats = {0, 1, 10, 11, 16}  # undefined counts: contrib ops have no inference, and are floats
+    return sum(
+        node.op_type not in NOT_COMPUTE
+        and any(known.get(name, 0) in floats for name in node.output if name)
+        for node in graph.node
+    )
+
+
+def graph_names(source: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of a file's inputs (weights left out) and outputs, in graph order."""
+    import onnx
+
+    graph = onnx.load(source, load_external_data=False).graph
+    weights = {initializer.name for initializer in graph.initializer}
+    return (
+        tuple(value.name for value in graph.input if value.name not in weights),
+        tuple(value.name for value in graph.output),
+    )

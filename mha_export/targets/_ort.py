@@ -24,6 +24,7 @@ import numpy as np
 from mha_export.errors import TargetUnavailableError
 from mha_export.targets import _platform
 from mha_export.targets._files import work_folder
+from mha_export.targets._serve import resolve
 from mha_export.targets._target import CompileOptions, Placement, Program
 
 BFLOAT16 = 16
@@ -59,6 +60,7 @@ class SessionSetup:
         device: where inputs and outputs are bound while timing (``cpu``, ``cuda``, ``dml``).
         config: ``session.*`` entries.
         mem_pattern: DirectML demands False.
+        prepare: ``module:function`` to call once in a process before the first session.
     """
 
     providers: tuple[tuple[str, Mapping[str, str]], ...] = (("CPUExecutionProvider", {}),)
@@ -67,6 +69,7 @@ class SessionSetup:
     threads: int = field(default_factory=_platform.usable_cpus)
     optimise: bool = True
     mem_pattern: bool = True
+    prepare: str | None = None
     config: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -150,6 +153,8 @@ def open_session(model: str | bytes, setup: SessionSetup, options: Any | None = 
     """
     import onnxruntime as ort
 
+    if setup.prepare is not None:
+        resolve(setup.prepare)()
     options = options or session_options(ort, setup)
     if setup.plugin is None:
         return ort.InferenceSession(

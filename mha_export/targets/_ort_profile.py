@@ -14,18 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from mha_export.targets._files import NOT_COMPUTE
 from mha_export.targets._target import Placement
 
 FLOATS = frozenset({"float", "float16", "bfloat16", "double"})
-NOT_COMPUTE = frozenset(
-    {
-        *("Constant", "ConstantOfShape", "Identity", "Shape", "Size"),
-        *("Reshape", "Squeeze", "Unsqueeze", "Flatten"),
-        *("MemcpyToHost", "MemcpyFromHost"),
-    }
-)
-"""Ops that move or describe tensors without reading a number: no evidence about a device."""
-
 ONNX_TYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",

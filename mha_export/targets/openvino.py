@@ -23,7 +23,7 @@ import numpy as np
 
 from mha_export.errors import TargetUnavailableError
 from mha_export.targets import _platform
-from mha_export.targets._files import work_folder
+from mha_export.targets._files import graph_names, work_folder
 from mha_export.targets._target import (
     Availability,
     Available,
@@ -158,7 +158,7 @@ class OpenVinoTarget:
         inputs: dict[str, tuple[str, ...]] = {}
         outputs: dict[str, tuple[str, ...]] = {}
         for role, source in program.graphs.items():
-            inputs[role], outputs[role] = _names(source)
+            inputs[role], outputs[role] = graph_names(source)
             compiled = core.compile_model(core.read_model(str(source)), "CPU", settings)
             models[role] = folder / f"{role}.openvino-{precision}.blob"
             models[role].write_bytes(compiled.export_model().getvalue())
@@ -171,17 +171,6 @@ class OpenVinoTarget:
             settings=settings,
             notes={"precision": precision, "threads": settings["INFERENCE_NUM_THREADS"]},
         )
-
-
-def _names(source: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    import onnx
-
-    graph = onnx.load(source, load_external_data=False).graph
-    weights = {initializer.name for initializer in graph.initializer}
-    return (
-        tuple(value.name for value in graph.input if value.name not in weights),
-        tuple(value.name for value in graph.output),
-    )
 
 
 def _tensor(array: np.ndarray) -> Any:

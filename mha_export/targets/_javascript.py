@@ -1,0 +1,280 @@
+"""What the JavaScript targets share: a Node process that serves a runtime, and its sessions.
+
+Tensors travel as files, requests and replies as lines of JSON (``js/serve.mjs``). The runtimes are
+npm packages in a folder of the user's cache (``scripts/setup_targets`` fills it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha_export.errors import TargetUnavailableError
+from mha_export.targets import _platform
+from mha_export.targets._files import float_nodes, pack, work_folder
+from mha_export.targets._target import (
+    Availability,
+    Available,
+    CompileOptions,
+    Placement,
+    Program,
+    State,
+    Unavailable,
+)
+
+SCRIPTS = Path(__file__).parent / "js"
+FIX = "run scripts/setup_targets (it needs node and npm)"
+
+
+def modules_folder() -> Path:
+    """The folder whose ``node_modules`` holds the runtimes: ``MHA_EXPORT_NODE`` or in the cache."""
+    chosen = os.environ.get("MHA_EXPORT_NODE")
+    return Path(chosen) if chosen else _platform.cache_dir() / "node"
+
+
+def package_version(name: str) -> str | None:
+    """Version of an installed npm package."""
+    manifest = modules_folder() / "node_modules" / name / "package.json"
+    try:
+        return str(json.loads(manifest.read_text(encoding="utf-8"))["version"])
+    except (OSError, KeyError, json.JSONDecodeError):
+        return None
+
+
+def javascript_availability(
+    package: str, *, device: str, also: State | None = None
+) -> Availability:
+    """Whether Node, one npm package and (``also``) something else are here."""
+    version = package_version(package)
+    state: State
+    if _platform.find_program("node") is None:
+        state = Unavailable(reason="node is not on the PATH", fix="install Node.js 20 or newer")
+    elif version is None:
+        state = Unavailable(reason=f"{package} is not in {modules_folder()}", fix=FIX)
+    elif isinstance(also, Unavailable):
+        state = also
+    else:
+        state = Available(detail=f"{package} {version}")
+    return Availability(build=state, run=state, runtime=package, version=version, device=device)
+
+
+class JsSession:
+    """A Node process with one loaded model (:class:`mha_export.targets.Session`)."""
+
+    def __init__(self, artifact: JsArtifact, graph: str) -> None:
+        self._artifact = artifact
+        self._model = artifact.models[graph]
+        self._process = _Node(artifact.backend)
+        loaded = self._process.ask(
+            {"op": "load", "model": str(self._model), "options": dict(artifact.options)}
+        )
+        self.device = str(loaded["device"])
+        self._inputs: list[str] = loaded["inputs"]
+        self._outputs: list[str] = loaded["outputs"]
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with tempfile.TemporaryDirectory(prefix="mha_export-js-") as name:
+            folder = Path(name)
+            request = {"op": "run", "inputs": self._write(inputs, folder), "folder": name}
+            described = self._process.ask(request)["outputs"]
+            return {name: _read(described[name]) for name in self._outputs}
+
+    def time(
+        self, inputs: Mapping[str, np.ndarray], *, repeats: int, warmup: int
+    ) -> Sequence[float]:
+        with tempfile.TemporaryDirectory(prefix="mha_export-js-") as name:
+            written = self._write(inputs, Path(name))
+            request = {"op": "time", "inputs": written, "repeats": repeats, "warmup": warmup}
+            return [float(ms) for ms in self._process.ask(request)["times_ms"]]
+
+    def placement(self) -> Placement:
+        if self._artifact.backend == "browser-webgpu":
+            return webgpu_placement(self._process.ask({"op": "placement"})["lines"])
+        count = float_nodes(self._model)
+        return Placement(
+            float_compute_nodes=count,
+            on_target=count,
+            evidence=f"{self.device}: this build has no other provider",
+        )
+
+    def _write(self, inputs: Mapping[str, np.ndarray], folder: Path) -> dict[str, Any]:
+        missing = set(self._inputs) - inputs.keys()
+        if missing:
+            raise ValueError(f"no array for input {sorted(missing)}; got {sorted(inputs)}")
+        described = {}
+        for index, name in enumerate(self._inputs):
+            array = np.ascontiguousarray(inputs[name])
+            file = folder / f"input_{index}.bin"
+            file.write_bytes(array.tobytes())
+            described[name] = {
+                "type": array.dtype.name,
+                "dims": list(array.shape),
+                "file": str(file),
+            }
+        return described
+
+
+def _read(described: Mapping[str, Any]) -> np.ndarray:
+    data = Path(described["file"]).read_bytes()
+    return np.frombuffer(data, dtype=described["type"]).reshape(described["dims"]).copy()
+
+
+def webgpu_placement(lines: Sequence[str]) -> Placement:
+    """Read the provider of each node off onnxruntime-web's verbose log.
+
+    The log holds ``Node placements``, then for each provider ``Node(s) placed on [X]. Number of
+    nodes: n`` and a line ``  Op (name)`` for each, or one line ``All nodes placed on [X]. Number of
+    nodes: n``.
+    """
+    on_target, elsewhere, provider = 0, [], ""
+    for line in lines:
+        if found := PLACED.search(line):
+            provider = found[2]
+            if found[1] == "All nodes":
+                on_target += int(found[3]) if "WebGpu" in provider else 0
+        elif provider and (node := PLACED_NODE.search(line)) and "Memcpy" not in node[1]:
+            if "WebGpu" in provider:
+                on_target += 1
+            elif node[1] not in SHAPE_OPS:
+                elsewhere.append(f"{node[2]} ({node[1]}) -> {provider}")
+    return Placement(
+        float_compute_nodes=on_target + len(elsewhere),
+        on_target=on_target,
+        elsewhere=tuple(elsewhere),
+        evidence="onnxruntime-web's log of node placements"
+        if provider
+        else "onnxruntime-web logged no node placements",
+    )
+
+
+PLACED = re.compile(r"(Node\(s\)|All nodes) placed on \[(\w+)\]\. Number of nodes: (\d+)")
+PLACED_NODE = re.compile(r"\s{2,}(\w+) \((.*)\)\s*$")
+SHAPE_OPS = frozenset(
+    {
+        *("Shape", "Size", "Gather", "Concat", "Unsqueeze", "Squeeze", "Constant", "Range"),
+        *("ConstantOfShape", "Cast", "Slice", "Reshape", "Identity", "Equal", "Where", "Expand"),
+    }
+)
+"""Ops the provider leaves to the CPU on purpose where they compute shapes; its log has no types."""
+
+
+class _Node:
+    """The Node process: one line asked, one line answered."""
+
+    def __init__(self, backend: str) -> None:
+        node = _platform.find_program("node")
+        if node is None:
+            raise TargetUnavailableError("node is not on the PATH", fix=FIX)
+        environ = dict(os.environ)
+        chromium = chromium_program()
+        if chromium is not None:
+            environ["MHA_EXPORT_CHROMIUM"] = str(chromium)
+        self._process = subprocess.Popen(
+            [str(node), str(SCRIPTS / "serve.mjs"), backend, str(modules_folder())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
+            encoding="utf-8",
+        )
+        self._lock = threading.Lock()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to one request.
+
+        Errors:
+            RuntimeError: the runtime refused; the message is its own. Or Node ended.
+        """
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with self._lock:
+            try:
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except OSError:
+                line = ""
+        if not line:
+            code = process.wait()
+            death = _platform.death_of(code)
+            raise RuntimeError(f"node ended: {death or f'exit code {code}'}")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise RuntimeError(str(reply["error"]))
+        return reply
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_process", None) is not None and self._process.returncode is None:
+            self.close()
+
+
+def chromium_program() -> Path | None:
+    """Chromium or Chrome: ``MHA_EXPORT_CHROMIUM``, else the usual names on the PATH."""
+    chosen = os.environ.get("MHA_EXPORT_CHROMIUM")
+    if chosen:
+        return Path(chosen)
+    return _platform.find_program("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsArtifact:
+    """Each graph in one ``.onnx`` file with its weights: what a web server or an app would ship."""
+
+    files: tuple[Path, ...]
+    compile_ms: float
+    models: Mapping[str, Path]
+    backend: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, graph: str = "main") -> JsSession:
+        return JsSession(self, graph)
+
+
+def pack_for_javascript(
+    program: Program,
+    options: CompileOptions,
+    *,
+    backend: str,
+    settings: Mapping[str, Any] | None = None,
+) -> JsArtifact:
+    """Pack each graph into one file and load it once, so that a refusal comes now and not later."""
+    folder = work_folder(options)
+    threads = options.threads or _platform.usable_cpus()
+    started = time.perf_counter()
+    models = {}
+    for role, source in program.graphs.items():
+        models[role] = pack(source, folder / f"{role}.{backend}.onnx")
+    artifact = JsArtifact(
+        files=tuple(models.values()),
+        compile_ms=0.0,
+        models=models,
+        backend=backend,
+        options={"threads": threads, **(settings or {})},
+        notes={"threads": str(threads)},
+    )
+    for role in program.graphs:
+        artifact.load(role)
+    return replace(artifact, compile_ms=(time.perf_counter() - started) * 1e3)
