@@ -65,6 +65,18 @@ class RotaryTables:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Projection:
+    """A packed projection [Q | K | V] and its input, for a form that projects by itself.
+
+    ``value`` [b, s, m], ``weight`` [m, h*d + k*d + k*e], ``bias`` of that width or None.
+    """
+
+    value: ir.Value
+    weight: ir.Value
+    bias: ir.Value | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operands:
     """The values bound to a spec's names.
 
@@ -96,6 +108,8 @@ class Operands:
     k_norm_weight: ir.Value | None = None
     q_norm_bias: ir.Value | None = None
     k_norm_bias: ir.Value | None = None
+    projection: Projection | None = None
+    """What query, key and value were projected from, where that is one packed weight."""
 
     def values(self) -> Iterator[tuple[str, ir.Value]]:
         """Every bound graph value with its dotted name, in declaration order."""
@@ -108,6 +122,6 @@ def _values_of(name: str, part: object) -> Iterator[tuple[str, ir.Value]]:
         yield name, part
     elif isinstance(part, (Heads, ScoreMask)):
         yield name, part.value
-    elif isinstance(part, RotaryTables):
+    elif isinstance(part, (RotaryTables, Projection)):
         for field in fields(part):
             yield from _values_of(f"{name}.{field.name}", getattr(part, field.name))

@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 
 from mha_export.errors import InputError
+from mha_export.forms._build import build_model
 from mha_export.forms._form import Emitted, Form, FormParams, Supported, Unsupported
 from mha_export.forms._scope import Scope
 
@@ -18,6 +19,7 @@ __all__ = [
     "Supported",
     "Unsupported",
     "all_forms",
+    "build_model",
     "form_named",
 ]
 

@@ -24,16 +24,12 @@ class Offset(Enum):
 
 def is_square(spec: AttentionSpec) -> bool:
     """Whether queries and keys are provably of one length (then the alignments coincide)."""
-    if spec.cache is not None:
+    if spec.cache is not None or spec.cross:
         return False
     if spec.q_len == spec.kv_len:
         return True
-    return (
-        spec.projections is not None
-        and not spec.cross
-        and spec.kv_source == "own"
-        and isinstance(spec.q_len, str)
-    )
+    one_input = spec.projections is not None and spec.kv_source == "own"
+    return one_input and isinstance(spec.q_len, str) and isinstance(spec.kv_len, str)
 
 
 def offset_of(spec: AttentionSpec) -> Offset:
