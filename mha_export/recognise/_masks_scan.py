@@ -93,7 +93,7 @@ def look(
         array = _aligned(array, shape, subject)
         if array is None:
             return None
-        total = _applied(term, array, total)
+        total = _applied(term, array, total, subject)
     if total is None:
         return None
     batch, queries, keys = geometry(subject, sizes)
@@ -128,7 +128,7 @@ def _aligned(array: np.ndarray, shape: tuple[int, ...], subject: Subject) -> NDA
 
 
 def _applied(
-    term: MaskTerm, array: NDArray[Any], total: NDArray[Any] | None
+    term: MaskTerm, array: NDArray[Any], total: NDArray[Any] | None, subject: Subject
 ) -> NDArray[Any] | None:
     if term.kind == "additive":
         if array.dtype.kind not in "fV":
@@ -138,7 +138,9 @@ def _applied(
     if array.dtype != np.bool_ or term.fill is None:
         return None
     keep = array if term.kind == "keep" else ~array
-    below = np.zeros((), np.float32) if total is None else total
+    dtype = subject.scores.dtype
+    plain = np.zeros((), np.float32 if dtype is None else dtype.numpy())
+    below = plain if total is None else total
     return np.where(keep, below, np.asarray(term.fill, below.dtype))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -20,7 +21,7 @@ from mha_export.recognise import _masks_data as data
 from mha_export.recognise import _masks_sizes as masks_sizes
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._masks_hypotheses import HYPOTHESES, read_positional
-from mha_export.recognise._masks_scan import LARGEST, Subject, extents
+from mha_export.recognise._masks_scan import ABSORBING, LARGEST, Subject, extents
 from mha_export.recognise._masks_terms import MaskReading, MaskTerm
 
 __all__ = ["MaskReading", "MaskTerm", "read_mask"]
@@ -50,7 +51,7 @@ def read_mask(
     if not terms:
         return MaskReading()
     subject = Subject(
-        terms=tuple(step for term in terms for step in _summands(term)),
+        terms=tuple(step for term in terms for step in _summands(context, term)),
         scores=scores,
         heads=heads,
         permutation=None if permutation is None else tuple(permutation),
@@ -74,15 +75,40 @@ def read_mask(
     return reading
 
 
-def _summands(term: MaskTerm) -> Iterator[MaskTerm]:
-    """An added sum is its summands: a learned bias and the mask it was merged with."""
+def _summands(context: Context, term: MaskTerm) -> Iterator[MaskTerm]:
+    """The steps an addition is made of: a learned bias and the mask it was merged with.
+
+    ``a + b`` is two additions; ``where(keep, a, fill)`` with a fill that absorbs every score is the
+    addition of ``a`` and then a step that hides.
+    """
     node = term.value.producer()
-    if term.kind != "additive" or node is None or node.op_type not in ("Add", "Sum"):
+    if term.kind != "additive" or node is None:
         yield term
-        return
-    for value in node.inputs:
-        if value is not None:
-            yield from _summands(replace(term, value=value))
+    elif node.op_type in ("Add", "Sum"):
+        for value in node.inputs:
+            if value is not None:
+                yield from _summands(context, replace(term, value=value))
+    elif node.op_type == "Where":
+        condition, yes, no = node.inputs
+        assert condition is not None
+        assert yes is not None
+        assert no is not None
+        for other, fill, kind in ((yes, no, _KEEP), (no, yes, _HIDE)):
+            number = context.literal(fill)
+            if number is None or number.size != 1 or not number.item() <= ABSORBING:
+                continue
+            zero = context.literal(other)
+            if zero is None or zero.any():
+                yield from _summands(context, replace(term, value=other))
+            yield MaskTerm(value=condition, kind=kind, fill=float(number.item()))
+            return
+        yield term
+    else:
+        yield term
+
+
+_KEEP: Literal["keep"] = "keep"
+_HIDE: Literal["hide"] = "hide"
 
 
 def _read_with_rest(
