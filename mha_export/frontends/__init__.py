@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mha_export.errors import InputError
 from mha_export.frontends._frontend import ExporterName, Frontend, LoadedModel, SourceOptions
+from mha_export.presets import preset_names
 
 __all__ = [
     "ExporterName",
@@ -56,6 +57,10 @@ def _unknown(source: object) -> InputError:
         return InputError(
             f"{type(source).__module__}.{type(source).__qualname__} is not a kind of model",
             fix=f"give one of: {kinds}",
+        )
+    if str(source) in preset_names():
+        return InputError(
+            f"{source}: no such file or folder, but a preset", fix=f"write preset:{source}"
         )
     if not Path(source).exists():
         return InputError(f"{source}: no such file or folder", fix=f"give one of: {kinds}")

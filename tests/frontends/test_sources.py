@@ -10,6 +10,7 @@ import pytest
 
 from mha_export.errors import InputError
 from mha_export.frontends import Frontend, SourceOptions, all_frontends, open_source
+from mha_export.spec import AttentionSpec
 
 
 @pytest.fixture
@@ -32,6 +33,9 @@ def places(tmp_path: Path) -> Path:
         ("absent-org/absent-name", "huggingface"),
         ("model.py:factory", "torch"),
         ("program.pt2", "torch"),
+        ("spec.yaml", "specification"),
+        ("spec.yml", "specification"),
+        ("preset:gpt2", "specification"),
         ("notes.txt", None),
         ("absent", None),
         ("a/b/c", None),
@@ -52,6 +56,7 @@ def test_objects_are_taken_by_their_type() -> None:
         (torch.nn.Linear(2, 2), "torch"),
         (program, "torch"),
         (onnx.ModelProto(), "onnx"),
+        (AttentionSpec(q_heads=2, kv_heads=1, head_dim=4), "specification"),
         (ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), "onnx"),
     ):
         takers = [name for name, item in all_frontends().items() if item.accepts(source)]
@@ -84,3 +89,9 @@ def test_an_unknown_source_is_one_clear_error(
     assert caught.value.what == says
     for frontend in all_frontends().values():
         assert frontend.summary in (caught.value.fix or "")
+
+
+def test_a_preset_without_its_prefix_is_pointed_out() -> None:
+    with pytest.raises(InputError, match="but a preset") as caught:
+        open_source("gpt2")
+    assert caught.value.fix == "write preset:gpt2"
