@@ -18,6 +18,7 @@ from mha_export.errors import MhaExportError
 from mha_export.evaluator import Evaluator
 from mha_export.recognise import _evaluate_shapes as shapes
 from mha_export.recognise._evaluate_contents import (
+    CONTRIBUTED,
     ELEMENTWISE,
     RULES,
     STEERING,
@@ -245,7 +246,8 @@ class SizedView:
             to = attributes.get("to")
             if source is not None and (to is None or ir.DataType(to).is_floating_point()):
                 return [source.astype(np.float64)]
-        rule = RULES.get(node.op_type)
+        known = node.domain in ("", "ai.onnx") or node.op_type in CONTRIBUTED
+        rule = RULES.get(node.op_type) if known else None
         with np.errstate(all="ignore"):
             if rule is not None:
                 return _attempt(lambda: rule(inputs, attributes))

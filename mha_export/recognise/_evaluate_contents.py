@@ -269,6 +269,26 @@ def _layer_normalization(inputs: Inputs, attributes: Attributes) -> Sequence[Arr
     return (result if len(inputs) < 3 or inputs[2] is None else result + inputs[2],)
 
 
+def _rotary_embedding(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
+    """``ai.onnx`` RotaryEmbedding over [b, h, s, d] with tables [b, s, r/2]."""
+    data, cos, sin = inputs[:3]
+    if len(inputs) > 3 or data.ndim != 4:
+        raise NotImplementedError("RotaryEmbedding with position ids or three axes")
+    cos, sin = cos[:, None], sin[:, None]
+    width = attributes.get("rotary_embedding_dim", 0) or data.shape[-1]
+    part, rest = data[..., :width], data[..., width:]
+    if attributes.get("interleaved", 0):
+        first, second = part[..., ::2], part[..., 1::2]
+    else:
+        first, second = part[..., : width // 2], part[..., width // 2 :]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    if attributes.get("interleaved", 0):
+        done = np.stack(turned, axis=-1).reshape(part.shape)
+    else:
+        done = np.concatenate(turned, axis=-1)
+    return (np.concatenate((done, rest), axis=-1),)
+
+
 def _einsum(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
     return (np.einsum(attributes["equation"], *inputs),)
 
@@ -337,8 +357,12 @@ ARITHMETIC: dict[str, Rule] = {
     "LpNormalization": _lp_normalization,
     "MatMul": _pure(np.matmul),
     "RMSNormalization": _rms_normalization,
+    "RotaryEmbedding": _rotary_embedding,
     "SimplifiedLayerNormalization": _rms_normalization,
 }
+
+CONTRIBUTED = frozenset({"SimplifiedLayerNormalization"})
+"""Ops outside the default domain that the rules hold for."""
 
 RULES: dict[str, Rule] = {**ELEMENTWISE, **STRUCTURAL, **ARITHMETIC}
 
