@@ -1,1 +1,31 @@
-"""."""
+"""From recognised sites to a rewritten, proven model."""
+
+from __future__ import annotations
+
+from mha_export.rewrite._outcome import (
+    Choice,
+    Keep,
+    Proof,
+    ProofCase,
+    RewriteSettings,
+    Rewritten,
+    SiteOutcome,
+)
+from mha_export.rewrite._rewrite import rewrite
+from mha_export.rewrite.opset import with_opset
+from mha_export.rewrite.precision import with_dtype
+from mha_export.rewrite.selection import choose_form
+
+__all__ = [
+    "Choice",
+    "Keep",
+    "Proof",
+    "ProofCase",
+    "RewriteSettings",
+    "Rewritten",
+    "SiteOutcome",
+    "choose_form",
+    "rewrite",
+    "with_dtype",
+    "with_opset",
+]

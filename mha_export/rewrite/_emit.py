@@ -1,0 +1,112 @@
+"""One site in its new form, in the axis orders that the graph around it reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mha_export.forms import FormParams, Scope
+from mha_export.forms._layout import as_layout
+from mha_export.operands import Heads, Operands
+from mha_export.recognise import Site
+from mha_export.rewrite._outcome import Choice
+
+SITE, SPEC, FORM, ORIGIN = (f"mha_export.{key}" for key in ("site", "spec", "form", "origin"))
+"""Keys of ``metadata_props`` on emitted nodes: the site's id on all of them; spec, form and the
+node that was replaced on the one that computes the context."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Emission:
+    """Nodes not yet in a graph, and the values that take the place of the site's.
+
+    ``replacements`` pairs each value of the site with its new one.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    initializers: tuple[ir.Value, ...]
+    functions: Mapping[ir.OperatorIdentifier, ir.Function]
+    replacements: tuple[tuple[ir.Value, ir.Value], ...]
+
+
+def emit_site(site: Site, choice: Choice, operands: Operands, *, prefix: str) -> Emission:
+    """Emit ``choice`` over ``operands`` (the site's own, or their copies in another graph).
+
+    Errors:
+        ValueError: the form made fewer values than the site has.
+    """
+    scope = Scope(prefix, opset=choice.params.opset)
+    emitted = choice.form.emit(scope, site.spec, choice.params, operands)
+    main = emitted.output.value.producer()
+    pairs = [(site.output.value, as_layout(scope, emitted.output, site.output.layout).value)]
+    for old, new in (
+        (site.present_key, emitted.present_key),
+        (site.present_value, emitted.present_value),
+    ):
+        if old is not None:
+            pairs.append((old.value, _present(scope, old, new, choice)))
+    if site.qk_output is not None:
+        if emitted.qk_output is None:
+            raise ValueError(f"form {choice.form.name} made no qk_output for site {site.id}")
+        pairs.append((site.qk_output, emitted.qk_output))
+    _annotate(scope, site, choice, main)
+    return Emission(
+        nodes=tuple(scope.nodes),
+        initializers=tuple(scope.initializers),
+        functions=dict(scope.functions),
+        replacements=tuple(_distinct(scope, pairs)),
+    )
+
+
+def _present(scope: Scope, old: Heads, new: Heads | None, choice: Choice) -> ir.Value:
+    if new is None:
+        raise ValueError(f"form {choice.form.name} made no present for {old.value.name}")
+    return as_layout(scope, new, old.layout).value
+
+
+def _distinct(
+    scope: Scope, pairs: list[tuple[ir.Value, ir.Value]]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """The pairs, an Identity where a new value is no fresh node's (an operand handed through)."""
+    own = {id(node) for node in scope.nodes}
+    taken: set[int] = set()
+    result = []
+    for old, new in pairs:
+        if id(new.producer()) not in own or id(new) in taken:
+            new = scope.op("Identity", [new], dtype=new.dtype)
+        taken.add(id(new))
+        result.append((old, new))
+    return result
+
+
+def _annotate(scope: Scope, site: Site, choice: Choice, main: ir.Node | None) -> None:
+    for node in scope.nodes:
+        node.metadata_props[SITE] = site.id
+    if main is not None:
+        main.metadata_props[SPEC] = spec_text(site)
+        main.metadata_props[FORM] = form_text(choice.form.name, choice.params)
+        main.metadata_props[ORIGIN] = site.anchor.metadata_props.get(ORIGIN) or (
+            f"{site.anchor.op_type} {site.anchor.name}"
+        )
+
+
+def spec_text(site: Site) -> str:
+    """The spec as compact JSON."""
+    return json.dumps(site.spec.to_json(), separators=(",", ":"), sort_keys=True)
+
+
+def form_text(name: str, params: FormParams) -> str:
+    """Form and parameters as compact JSON."""
+    return json.dumps({"form": name, **params.to_json()}, separators=(",", ":"), sort_keys=True)
+
+
+def already_in_form(site: Site, choice: Choice) -> bool:
+    """Whether an earlier rewrite left this very site in this very form."""
+    wanted = {SPEC: spec_text(site), FORM: form_text(choice.form.name, choice.params)}
+    return any(
+        all(node.metadata_props.get(key) == text for key, text in wanted.items())
+        for node in {site.anchor, *site.nodes}
+    )

@@ -1,0 +1,253 @@
+"""Lengths at which a site can be run: numbers for the symbols of the graph that fit together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mha_export.operands import Heads, Layout
+from mha_export.recognise import Site
+from mha_export.recognise._evaluate import Context, SizedView
+
+_AXES = {Layout.BSM: (0, 1), Layout.BSHD: (0, 1), Layout.BHSD: (0, 2)}
+_MAX_LENGTH = 96
+_MAX_SCORES = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizedSite:
+    """A site at numbers for every symbol.
+
+    ``b``, ``s``: batch and queries; ``n``: new keys; ``p``: cached ones; ``t``: all.
+    """
+
+    numbers: Mapping[str, int]
+    view: SizedView
+    b: int
+    s: int
+    n: int
+    p: int
+    t: int
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """As ``cases`` names them."""
+        return {"batch": self.b, "q_len": self.s, "kv_len": self.t, "past_len": self.p}
+
+
+def sized_sites(site: Site, context: Context, *, wanted: int = 3) -> list[SizedSite]:
+    """Up to ``wanted`` choices of sizes, the richest first; empty where none is consistent.
+
+    Symbols that depend on each other (a mask as long as past and new tokens together) are found by
+    trying: a choice at which the operands' shapes contradict each other is not one.
+    """
+    symbols = _symbols(context.model)
+    base = _first_consistent(site, context, symbols)
+    if base is None:
+        return []
+    found, relation = base
+    result = [found]
+    seen = {(found.b, found.s, found.n, found.p)}
+    for numbers in _variations(site, context, found, symbols, relation):
+        if len(result) >= wanted:
+            break
+        other = size_at(site, context, numbers)
+        if other is not None and (other.b, other.s, other.n, other.p) not in seen:
+            seen.add((other.b, other.s, other.n, other.p))
+            result.append(other)
+    return result
+
+
+def size_at(site: Site, context: Context, numbers: Mapping[str, int]) -> SizedSite | None:
+    """The site at these numbers, or None where its operands do not fit together."""
+    view = context.sized(numbers)
+    operands, spec = site.operands, site.spec
+    lengths: dict[str, tuple[int, int]] = {}
+    for name in ("query", "key", "value", "past_key", "past_value"):
+        heads: Heads | None = getattr(operands, name)
+        if heads is None:
+            continue
+        found = _batch_and_length(view, heads)
+        if found is None:
+            return None
+        lengths[name] = found
+    b, s = lengths["query"]
+    n = lengths["key"][1]
+    p = lengths["past_key"][1] if "past_key" in lengths else 0
+    static = spec.cache is not None and spec.cache.growth != "concat"
+    t = p if static else p + n
+    agree = all(batch == b for batch, _ in lengths.values())
+    agree &= lengths.get("value", (b, n))[1] == n
+    agree &= lengths.get("past_value", (b, p))[1] == p
+    agree &= spec.cache is None or n == s
+    agree &= min(b, s, n) > 0 and b * spec.q_heads * s * t <= _MAX_SCORES
+    if not agree or not _side_operands_fit(site, view, b, s, t):
+        return None
+    output = _batch_and_length(view, site.output)
+    if output is not None and output != (b, s):
+        return None
+    return SizedSite(numbers=dict(numbers), view=view, b=b, s=s, n=n, p=p, t=t)
+
+
+def _batch_and_length(view: SizedView, heads: Heads) -> tuple[int, int] | None:
+    shape = view.shape(heads.value)
+    if shape is None:
+        return None
+    batch, length = _AXES[heads.layout]
+    width = {Layout.BSM: (heads.heads * heads.dim,), Layout.BSHD: (heads.heads, heads.dim)}
+    fits = len(shape) == (3 if heads.layout is Layout.BSM else 4)
+    if heads.layout is Layout.BHSD:
+        fits = fits and (shape[1], shape[3]) == (heads.heads, heads.dim)
+    else:
+        fits = fits and shape[2:] == width[heads.layout]
+    return (shape[batch], shape[length]) if fits else None
+
+
+def _side_operands_fit(site: Site, view: SizedView, b: int, s: int, t: int) -> bool:
+    operands, h = site.operands, site.spec.q_heads
+    exact = {"key_padding": (b, t), "kv_lengths": (b,), "document_ids": (b, t)}
+    for name, wanted in exact.items():
+        value = getattr(operands, name)
+        if value is not None and view.shape(value) not in (None, wanted):
+            return False
+    broadcast = [operands.keep, operands.bias]
+    if operands.score_mask is not None:
+        broadcast.append(operands.score_mask.value)
+    for value in broadcast:
+        shape = None if value is None else view.shape(value)
+        if shape is None:
+            continue
+        padded = (1,) * (4 - len(shape)) + shape
+        fits = len(padded) == 4 and padded[3] <= t
+        if not fits or any(
+            have not in (1, want) for have, want in zip(padded[:3], (b, h, s), strict=True)
+        ):
+            return False
+    rotary = operands.rotary
+    if rotary is not None and rotary.position_ids is None:
+        table = view.shape(rotary.cos)
+        if table is not None and (len(table) != 3 or table[0] not in (1, b) or table[1] != s):
+            return False
+    return True
+
+
+# The search.
+
+
+def _symbols(model: ir.Model) -> dict[str, bool]:
+    """Every free symbol of the graph inputs, and whether it only ever is a first axis (a batch)."""
+    first: dict[str, bool] = {}
+    for value in model.graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, int):
+                continue
+            names = [f"{value.name}.{axis}"] if dim.value is None else sorted(dim.free_symbols())
+            for name in names:
+                first[name] = first.get(name, True) and axis == 0
+    return first
+
+
+Relation = Mapping[str, tuple[str, str]]
+"""Symbols that are the sum of two others."""
+
+
+def _first_consistent(
+    site: Site, context: Context, symbols: Mapping[str, bool]
+) -> tuple[SizedSite, Relation] | None:
+    for numbers, relation in _guesses(site, symbols):
+        found = size_at(site, context, numbers)
+        if found is not None:
+            return found, relation
+    return None
+
+
+def _reach(site: Site) -> int:
+    """Keys it takes to look past every window and out of a block on either side."""
+    mask = site.spec.mask
+    sizes = [x for x in (mask.left_window, mask.right_window, mask.block) if x is not None]
+    return min(max(sizes, default=0) + 4, _MAX_LENGTH)
+
+
+def _guesses(site: Site, symbols: Mapping[str, bool]) -> Iterator[tuple[dict[str, int], Relation]]:
+    batches = [name for name, is_batch in symbols.items() if is_batch]
+    lengths = [name for name, is_batch in symbols.items() if not is_batch]
+    start = max(5, _reach(site))
+    pool = [start, start + 2, start - 2, start + 3, start + 1]
+    plain = {name: pool[i % 5] + 5 * (i // 5) for i, name in enumerate(lengths)}
+    for batch in (2, 1):
+        numbers = {**dict.fromkeys(batches, batch), **plain}
+        yield numbers, {}
+        for total, one, other in itertools.permutations(lengths, 3):
+            if lengths.index(one) < lengths.index(other):
+                yield {**numbers, total: numbers[one] + numbers[other]}, {total: (one, other)}
+        yield {**numbers, **dict.fromkeys(lengths, start)}, {}
+        for length in _baked_lengths(site):
+            yield {**numbers, **dict.fromkeys(lengths, length)}, {}
+    for batch, length in itertools.product(_baked_lengths(site), repeat=2):
+        if batch <= 16:
+            numbers = {**dict.fromkeys(batches, batch), **dict.fromkeys(lengths, length)}
+            yield numbers, {}
+
+
+def _baked_lengths(site: Site) -> list[int]:
+    """Numbers written into the shapes the site's own nodes reshape to, and their quotients by h."""
+    found: dict[int, None] = {}
+    for dim in (site.spec.q_len, site.spec.kv_len, site.spec.batch):
+        if isinstance(dim, int):
+            found.setdefault(dim)
+    for node in site.nodes:
+        for value in node.inputs[1:]:
+            if value is None or value.const_value is None or value.const_value.size > 8:
+                continue
+            if value.dtype is ir.DataType.INT64:
+                for number in value.const_value.numpy().reshape(-1).tolist():
+                    found.setdefault(number)
+                    if number % site.spec.q_heads == 0:
+                        found.setdefault(number // site.spec.q_heads)
+    return [number for number in found if 1 <= number <= _MAX_LENGTH][:8]
+
+
+def _variations(
+    site: Site,
+    context: Context,
+    found: SizedSite,
+    symbols: Mapping[str, bool],
+    relation: Relation,
+) -> Iterator[dict[str, int]]:
+    """Other sizes: one query, many; a shorter or absent past; one batch row."""
+    free = [name for name in symbols if name not in relation]
+    controls: dict[str, str] = {}
+    for name in free:
+        moved = size_at(
+            site, context, _with(found.numbers, relation, {name: found.numbers[name] + 1})
+        )
+        if moved is None:
+            continue
+        for dim in ("b", "s", "p", "n"):
+            if getattr(moved, dim) == getattr(found, dim) + 1:
+                controls.setdefault(dim, name)
+    s, p, n = controls.get("s"), controls.get("p"), controls.get("n")
+    tries: list[dict[str, int]] = []
+    if p is not None and s is not None:
+        tries += [{s: 1}, {s: max(4, found.s), p: 0}, {s: 3, p: found.p + found.s}]
+    elif n is not None and s is not None and n != s:
+        tries += [{s: 3, n: found.n + found.s}, {s: found.n + 3, n: 4}, {s: 1}]
+    elif s is not None:
+        tries += [{s: found.s + 4}, {s: 1}]
+    if controls.get("b") is not None:
+        tries = [{**change, controls["b"]: 3 - index} for index, change in enumerate(tries)]
+        tries += [{controls["b"]: 1}]
+    for change in tries:
+        yield _with(found.numbers, relation, change)
+
+
+def _with(
+    numbers: Mapping[str, int], relation: Relation, changes: Mapping[str, int]
+) -> dict[str, int]:
+    result = {**numbers, **changes}
+    for total, (one, other) in relation.items():
+        result[total] = result[one] + result[other]
+    return result

@@ -1,0 +1,198 @@
+"""Layout ops that undo each other around freshly emitted nodes.
+
+Only four laws, each true for every input:
+
+1. ``Transpose(Transpose(x, p), q) = Transpose(x, p[q])``, and nothing where that is the identity.
+2. ``Reshape(Reshape(x, a), c) = Reshape(x, c)`` where c copies no dimension (no 0), or only leading
+   ones that a copies too.
+3. ``Reshape(x, c) = x`` where c is ``[0, .., 0, n]`` of x's own rank and last dimension.
+4. ``Cast(x, type of x) = x``; ``Identity(x) = x``.
+
+And one of sharing: two emitted nodes with the same operator, attributes and inputs are one node
+(sites that share a mask expand it once), two small equal constants one constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from mha_export.rewrite._emit import SITE
+
+_SMALL = 64
+
+
+def tidy_layouts(model: ir.Model, emitted: Iterable[ir.Node]) -> None:
+    """Apply the laws to the emitted nodes and their neighbours until none applies."""
+    emitted = list(emitted)
+    _share_constants(model.graph, emitted)
+    _share_nodes(emitted)
+    pending = _with_readers(emitted)
+    while pending:
+        node = pending.pop(0)
+        if node.graph is None or node.domain != "":
+            continue
+        changed = _LAWS.get(node.op_type, _no_law)(node)
+        if changed:
+            pending.extend(_with_readers([node]))
+
+
+def _share_constants(graph: ir.Graph, emitted: list[ir.Node]) -> None:
+    """Small initializers of the main graph that emitted nodes read: one for each content."""
+    first: dict[tuple[object, ...], ir.Value] = {}
+    for node in emitted:
+        for value in node.inputs:
+            tensor = None if value is None else value.const_value
+            if value is None or tensor is None or tensor.size > _SMALL:
+                continue
+            if graph.initializers.get(value.name or "") is not value or value.is_graph_input():
+                continue
+            if not (value.name or "").startswith(node.metadata_props.get(SITE, "\0")):
+                continue
+            key = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.numpy().tobytes())
+            kept = first.setdefault(key, value)
+            if kept is not value and not value.is_graph_output():
+                value.replace_all_uses_with(kept)
+
+
+def _share_nodes(emitted: list[ir.Node]) -> None:
+    """One node for equal ones of one graph; the later ones are left unread."""
+    first: dict[tuple[object, ...], ir.Node] = {}
+    for node in emitted:
+        if any(value.is_graph_output() for value in node.outputs):
+            continue
+        attributes = tuple(
+            (name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items())
+        )
+        key = (id(node.graph), node.op_identifier(), tuple(node.inputs), attributes)
+        kept = first.setdefault(key, node)
+        if kept is not node and len(kept.outputs) == len(node.outputs):
+            for old, new in zip(node.outputs, kept.outputs, strict=True):
+                old.replace_all_uses_with(new)
+
+
+def _with_readers(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    found: dict[ir.Node, None] = {}
+    for node in nodes:
+        found.setdefault(node)
+        for value in node.outputs:
+            for reader, _ in value.uses():
+                found.setdefault(reader)
+    return list(found)
+
+
+def _no_law(node: ir.Node) -> bool:
+    return False
+
+
+def _transpose(node: ir.Node) -> bool:
+    inner = _producer(node, 0, "Transpose")
+    outer_perm = _permutation(node)
+    if inner is None or outer_perm is None:
+        return False
+    inner_perm = _permutation(inner)
+    if inner_perm is None or len(inner_perm) != len(outer_perm):
+        return False
+    source = inner.inputs[0]
+    perm = [inner_perm[axis] for axis in outer_perm]
+    if perm == sorted(perm):
+        return _bypass(node, source)
+    node.attributes["perm"] = ir.AttrInt64s("perm", perm)
+    node.replace_input_with(0, source)
+    return True
+
+
+def _reshape(node: ir.Node) -> bool:
+    target = _target_shape(node)
+    if target is None:
+        return False
+    source = node.inputs[0]
+    if source is not None and _is_own_shape(source, target):
+        return _bypass(node, source)
+    inner = _producer(node, 0, "Reshape")
+    if inner is None or inner.inputs[0] is None:
+        return False
+    zeros = [axis for axis, size in enumerate(target) if size == 0]
+    if zeros:
+        inner_target = _target_shape(inner)
+        leading = zeros == list(range(len(zeros)))
+        if inner_target is None or not leading:
+            return False
+        if len(inner_target) < len(zeros) or any(inner_target[axis] != 0 for axis in zeros):
+            return False
+    node.replace_input_with(0, inner.inputs[0])
+    return True
+
+
+def _cast(node: ir.Node) -> bool:
+    source = node.inputs[0]
+    if source is None or source.dtype is None:
+        return False
+    if source.dtype != ir.DataType(node.attributes["to"].as_int()):
+        return False
+    return _bypass(node, source)
+
+
+def _identity(node: ir.Node) -> bool:
+    return _bypass(node, node.inputs[0])
+
+
+_LAWS = {
+    "Transpose": _transpose,
+    "Reshape": _reshape,
+    "Cast": _cast,
+    "Identity": _identity,
+}
+
+
+def _bypass(node: ir.Node, source: ir.Value | None) -> bool:
+    """Let readers of the node read its source; a graph output keeps its own node."""
+    output = node.outputs[0]
+    if source is None or output.is_graph_output() or not output.uses():
+        return False
+    output.replace_all_uses_with(source)
+    return True
+
+
+def _producer(node: ir.Node, index: int, op_type: str) -> ir.Node | None:
+    value = node.inputs[index]
+    producer = None if value is None else value.producer()
+    if producer is None or producer.op_type != op_type or producer.domain != "":
+        return None
+    return producer if producer.graph is node.graph else None
+
+
+def _permutation(node: ir.Node) -> list[int] | None:
+    perm = node.attributes.get("perm")
+    return None if perm is None else list(perm.as_ints())
+
+
+def _target_shape(node: ir.Node) -> list[int] | None:
+    """The constant shape of a Reshape in which 0 means copy, or None."""
+    shape = node.inputs[1] if len(node.inputs) > 1 else None
+    allow_zero = node.attributes.get("allowzero")
+    if shape is None or shape.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(shape)
+    if tensor is None:
+        return None
+    numbers = [int(x) for x in tensor.numpy().reshape(-1)]
+    if allow_zero is not None and allow_zero.as_int() and 0 in numbers:
+        return None
+    return numbers
+
+
+def _is_own_shape(source: ir.Value, target: list[int]) -> bool:
+    if source.shape is None or len(source.shape) != len(target):
+        return False
+    dims = [dim if isinstance(dim, int) else None for dim in source.shape]
+    unknown = 0
+    for size, dim in zip(target, dims, strict=True):
+        if size == 0 or (dim is not None and size == dim):
+            continue
+        if size != -1:
+            return False
+        unknown += 1
+    # One -1 is the dimension's own size when all others are copied or equal.
+    return unknown <= 1

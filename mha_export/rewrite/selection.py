@@ -1,0 +1,64 @@
+"""Which form a site gets: the first of a preference list that can say it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mha_export.forms import FormParams, Unsupported, form_named
+from mha_export.recognise import Site
+from mha_export.rewrite._outcome import Choice, Keep
+
+PRIMITIVE = "primitive"
+"""The form that says everything: emitted where no preferred form can."""
+
+
+def choose_form(
+    site: Site,
+    *,
+    preferred: Sequence[str],
+    params: FormParams,
+    only: str | None = None,
+) -> Choice | Keep:
+    """The first form of ``preferred`` that supports the site's spec, else ``primitive``.
+
+    Args:
+        site: the recognised attention.
+        preferred: names of forms, best first (a target's ``default_forms``).
+        params: handed to the form; its ``opset`` is what the model will be at.
+        only: the one form that may be emitted (``--form``): a site it cannot say is left as it is,
+            with the feature that stops it.
+
+    Errors:
+        InputError: a name that is no form.
+    """
+    if site.cannot_replace is not None:
+        reason = site.cannot_replace
+        return Keep(reason=f"{reason.code}: {reason.message}")
+    if only is not None:
+        answer = _ask(site, only, params)
+        return Keep(reason=answer) if isinstance(answer, str) else answer
+    refusals: list[str] = []
+    for name in dict.fromkeys(preferred):
+        answer = _ask(site, name, params)
+        if isinstance(answer, Choice):
+            lowered = name == PRIMITIVE and bool(refusals)
+            return dataclasses.replace(
+                answer, lowered=lowered, reason="; ".join(refusals) if lowered else None
+            )
+        refusals.append(answer)
+    last = _ask(site, PRIMITIVE, params) if PRIMITIVE not in preferred else refusals[-1]
+    if isinstance(last, str):
+        return Keep(reason="; ".join(dict.fromkeys([*refusals, last])))
+    return dataclasses.replace(last, lowered=True, reason="; ".join(refusals) or None)
+
+
+def _ask(site: Site, name: str, params: FormParams) -> Choice | str:
+    """The choice of the form called ``name``, or why it cannot be."""
+    form = form_named(name)
+    if params.opset < form.min_opset:
+        return f"{name}: opset: needs {form.min_opset} or more, the model is at {params.opset}"
+    answer = form.supports(site.spec, params)
+    if isinstance(answer, Unsupported):
+        return f"{name}: {answer}"
+    return Choice(form=form, params=params)
