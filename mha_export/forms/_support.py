@@ -7,6 +7,11 @@ from mha_export.forms._layout import lowest
 from mha_export.spec import AttentionSpec, EmptyRow
 
 
+def first_refusal(*checks: Unsupported | None) -> Unsupported | None:
+    """The first check that refused. (``or`` would skip it: an ``Unsupported`` is false.)"""
+    return next((check for check in checks if check is not None), None)
+
+
 def common_refusal(form: Form, spec: AttentionSpec, params: FormParams) -> Unsupported | None:
     """What no form can state: an opset below its least, or a mask that contradicts itself."""
     if params.opset < form.min_opset:

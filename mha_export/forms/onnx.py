@@ -33,7 +33,7 @@ from mha_export.forms._prepare import Prepared, finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import Scope
 from mha_export.forms._sink import with_extra_key
-from mha_export.forms._support import common_refusal, means_around
+from mha_export.forms._support import common_refusal, first_refusal, means_around
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, EmptyRow, QkOutput
 
@@ -52,11 +52,10 @@ class OnnxForm:
     summary: str = "one ai.onnx Attention node (opset 23, 24 or 25)"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        return (
-            common_refusal(self, spec, params)
-            or _refusal(spec)
-            or Supported(by_other_means=_by_other_means(spec, params))
-        )
+        refusal = first_refusal(common_refusal(self, spec, params), _refusal(spec))
+        if refusal is not None:
+            return refusal
+        return Supported(by_other_means=_by_other_means(spec, params))
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands

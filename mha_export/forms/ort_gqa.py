@@ -25,7 +25,7 @@ from mha_export.forms._positions import Offset, is_square, offset_of
 from mha_export.forms._prepare import Prepared, finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
-from mha_export.forms._support import common_refusal, means_around
+from mha_export.forms._support import common_refusal, first_refusal, means_around
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, DType, EmptyRow, RotaryStyle
 
@@ -39,11 +39,10 @@ class OrtGqaForm:
     summary: str = "one com.microsoft GroupQueryAttention node: rotary and cache inside"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        return (
-            common_refusal(self, spec, params)
-            or _refusal(spec)
-            or Supported(by_other_means=_by_other_means(spec, params))
-        )
+        refusal = first_refusal(common_refusal(self, spec, params), _refusal(spec))
+        if refusal is not None:
+            return refusal
+        return Supported(by_other_means=_by_other_means(spec, params))
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands

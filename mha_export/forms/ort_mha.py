@@ -24,7 +24,7 @@ from mha_export.forms._prepare import Prepared, finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_of, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
 from mha_export.forms._sink import with_extra_key
-from mha_export.forms._support import common_refusal, means_around
+from mha_export.forms._support import common_refusal, first_refusal, means_around
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
@@ -36,7 +36,7 @@ class OrtMhaForm:
     summary: str = "one com.microsoft MultiHeadAttention node"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = common_refusal(self, spec, params) or multi_head_refusal(spec)
+        refusal = first_refusal(common_refusal(self, spec, params), multi_head_refusal(spec))
         if refusal is not None:
             return refusal
         in_op = _cache_in_op(spec)

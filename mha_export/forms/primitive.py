@@ -41,7 +41,8 @@ class PrimitiveForm:
     summary: str = "MatMul, Softmax, MatMul in plain ops: runs everywhere, states everything"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        return common_refusal(self, spec, params) or Supported()
+        refusal = common_refusal(self, spec, params)
+        return Supported() if refusal is None else refusal
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
