@@ -30,7 +30,8 @@ Floats = NDArray[np.float64]
 _OPS = frozenset(
     {
         "Add", "Cast", "Concat", "Expand", "Gather", "Identity", "MatMul", "Mul", "Neg", "Pad",
-        "Reshape", "RotaryEmbedding", "Slice", "Split", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze",
+        "Reshape", "RotaryEmbedding", "Slice", "Split", "Squeeze", "Sub", "Sum", "Transpose",
+        "Unsqueeze",
     }
 )  # fmt: skip
 
@@ -241,7 +242,9 @@ def _table_content(
     return content
 
 
-def _as_seen(array: np.ndarray | None, rank: int, style: RotaryStyle | None) -> Floats | None:
+def _as_seen(
+    array: np.ndarray | None, table: Table, rank: int, style: RotaryStyle | None
+) -> Floats | None:
     """One number a pair, from a table as it meets the channels."""
     if array is None:
         return None
@@ -259,7 +262,7 @@ _Domain = Literal["", "com.microsoft"]
 def _peel_node(
     node: ir.Node, *, context: Context, anchor: ir.Node, heads: int | None
 ) -> PeeledRotary | None:
-    """A RotaryEmbedding node: ``ai.onnx`` (x, cos, sin, ids) or ``com.microsoft`` (x, ids, cos, sin)."""
+    """A node of ``ai.onnx`` (x, cos, sin, ids) or of ``com.microsoft`` (x, ids, cos, sin)."""
     inputs = [*node.inputs, None, None, None, None][:4]
     contrib = node.domain == "com.microsoft"
     x, cos, sin, ids = inputs if not contrib else (inputs[0], inputs[2], inputs[3], inputs[1])
