@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mha_export.recognise._recognise import recognise
 from mha_export.recognise._site import (
     NotAttention,
     Reason,
@@ -11,4 +12,4 @@ from mha_export.recognise._site import (
     Verdict,
 )
 
-__all__ = ["NotAttention", "Reason", "Recognition", "Rejection", "Site", "Verdict"]
+__all__ = ["NotAttention", "Reason", "Recognition", "Rejection", "Site", "Verdict", "recognise"]

@@ -1,0 +1,243 @@
+"""From a draft at concrete sizes to a Site: spec, operands, nodes, and whether it may be replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from mha_export.errors import SpecError
+from mha_export.operands import Heads, Operands, ScoreMask
+from mha_export.recognise._axes import composed
+from mha_export.recognise._draft import Draft
+from mha_export.recognise._lift import Stage
+from mha_export.recognise._liveness import dying
+from mha_export.recognise._mask_binding import RawMask, raw_mask
+from mha_export.recognise._roles import along
+from mha_export.recognise._scene import Scene
+from mha_export.recognise._site import Reason, Site
+from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType, MaskSpec
+
+_DTYPES = {
+    ir.DataType.FLOAT: DType.FP32,
+    ir.DataType.FLOAT16: DType.FP16,
+    ir.DataType.BFLOAT16: DType.BF16,
+    ir.DataType.DOUBLE: DType.FP64,
+}
+
+
+def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
+    """The site that drafts at every choice of sizes agree on."""
+    draft, scene = drafts[0], scenes[0]
+    if any(other.signature() != draft.signature() for other in drafts[1:]):
+        return Reason(
+            code="sizes-disagree",
+            message="the attention reads differently at other batch and sequence lengths",
+            value=draft.anchor.probabilities.name,
+            nodes=(draft.anchor.node.name or draft.anchor.node.op_type,),
+        )
+    if draft.scores.weightings:
+        weighting = draft.scores.weightings[0]
+        return Reason(
+            code="learned-scale",
+            message=f"the scores are multiplied by {weighting.value.name!r}, not by one number",
+            value=weighting.value.name,
+            nodes=(weighting.node.name or weighting.node.op_type,),
+        )
+    zeroing = _zeroing(draft)
+    if zeroing is not None:
+        return zeroing
+    mask = raw_mask(draft, scene, draft.scores.terms)
+    if isinstance(mask, Reason):
+        return mask
+    return _site(draft, scenes, mask)
+
+
+def _zeroing(draft: Draft) -> Reason | None:
+    """Probabilities set to zero after softmax: right only for the keys that were hidden before."""
+    condition = draft.weighted.zeroed_by
+    if condition is None:
+        return None
+    hidden = [term.value for term in draft.scores.terms if term.kind == "hide"]
+    if condition in hidden:
+        return None
+    return Reason(
+        code="probabilities-masked",
+        message=f"probabilities are set to zero where {condition.name!r} holds, after softmax: the "
+        "weights no longer add up to one",
+        value=condition.name,
+    )
+
+
+def _site(draft: Draft, scenes: Sequence[Scene], mask: RawMask) -> Site | Reason:
+    scene = scenes[0]
+    sinks = None
+    if draft.scores.sink is not None:
+        sinks = _sinks(draft, scene)
+        if sinks is None:
+            return Reason(
+                code="sink-layout",
+                message="the extra column before softmax is not one number a head",
+                value=draft.scores.sink.value.name,
+            )
+    io_dtype = _DTYPES.get(scene.dtype(draft.query.heads.value) or ir.DataType.FLOAT)
+    if io_dtype is None:
+        return Reason(
+            code="dtype",
+            message=f"queries of type {scene.dtype(draft.query.heads.value)} are not floating point",
+            value=draft.query.heads.value.name,
+        )
+    try:
+        spec = _spec(draft, scenes, mask, io_dtype)
+    except SpecError as error:
+        return Reason(
+            code="spec", message=str(error), value=draft.anchor.probabilities.name, nodes=()
+        )
+    operands = Operands(
+        query=draft.query.heads,
+        key=draft.key.heads,
+        value=draft.value.heads,
+        past_key=draft.key.past,
+        past_value=draft.value.past,
+        score_mask=_score_mask(mask),
+        keep=mask.keep,
+        bias=mask.bias,
+        sinks=sinks,
+    )
+    return finished(draft, spec, operands)
+
+
+def _score_mask(mask: RawMask) -> ScoreMask | None:
+    return None if mask.keep is None else ScoreMask(value=mask.keep, kind="keep")
+
+
+def finished(draft: Draft, spec: AttentionSpec, operands: Operands) -> Site:
+    """The site with its nodes, and the reason why it may not be replaced."""
+    present = [h for h in (draft.key.present, draft.value.present) if h is not None]
+    replaced = [draft.output.value, *(heads.value for heads in present)]
+    nodes, dead = dying(replaced, [value for _, value in operands.values()])
+    graph = draft.anchor.node.graph
+    assert graph is not None
+    return Site(
+        id=draft.anchor.node.name or "",
+        spec=spec,
+        graph=graph,
+        operands=operands,
+        output=draft.output,
+        anchor=draft.anchor.node,
+        nodes=tuple(nodes),
+        present_key=draft.key.present,
+        present_value=draft.value.present,
+        cannot_replace=_hindrance(draft, dead),
+    )
+
+
+def _hindrance(draft: Draft, dead: set[ir.Node]) -> Reason | None:
+    """The first intermediate that something else reads."""
+    for use in draft.weighted.others:
+        reader = "it is a graph output" if use.node is None else f"{use.node.name!r} reads it too"
+        return Reason(
+            code="probabilities-used-elsewhere",
+            message=f"the attention weights {use.value.name!r} are needed: {reader}",
+            value=use.value.name,
+            nodes=() if use.node is None else (use.node.name or use.node.op_type,),
+        )
+    for name, node in (
+        ("scores", draft.scores.product.node),
+        ("probabilities", draft.anchor.node),
+        ("context", draft.weighted.product.node),
+    ):
+        if node not in dead:
+            return Reason(
+                code=f"{name}-used-elsewhere",
+                message=f"the {name} {node.outputs[0].name!r} are read by something outside the "
+                "attention",
+                value=node.outputs[0].name,
+                nodes=tuple(
+                    user.name or user.op_type
+                    for user, _ in node.outputs[0].uses()
+                    if user not in dead
+                ),
+            )
+    return None
+
+
+def _sinks(draft: Draft, scene: Scene) -> ir.Value | None:
+    sink = draft.scores.sink
+    assert sink is not None
+    own = scene.views.of(sink.value)
+    view = None if own is None else composed(sink.view, own)
+    strides = None if view is None else draft.roles.strides(view)
+    if view is None or strides is None or view.offset:
+        return None
+    roles = draft.roles
+    if any(strides[atom] for atom in (*roles.batch, *roles.queries)):
+        return None
+    wanted = along(roles.heads, strides)
+    stage = Stage(entry=sink.value, view=view)
+    for value, seen in stage.places(scene):
+        if seen.axes == (wanted,) and not seen.offset:
+            return value
+    for value, seen in stage.places(scene):
+        if [axis for axis in seen.axes if axis] == ([wanted] if wanted else []):
+            (flat,) = scene.context.derive(
+                "Reshape", [value, np.array([-1], np.int64)], before=draft.anchor.node
+            )
+            return flat
+    return None
+
+
+def _spec(draft: Draft, scenes: Sequence[Scene], mask: RawMask, io_dtype: DType) -> AttentionSpec:
+    scene = scenes[0]
+    softmax = _DTYPES.get(scene.dtype(draft.anchor.logits) or ir.DataType.FLOAT)
+    cache = None
+    if draft.key.past is not None:
+        layout = draft.key.past.layout.value
+        cache = CacheSpec(growth="concat", layout="bshd" if layout == "bshd" else "bhsd")
+    batch, q_len, kv_len = _dims(draft, scenes)
+    return AttentionSpec(
+        q_heads=draft.roles.q_heads,
+        kv_heads=draft.kv_heads,
+        head_dim=draft.query.heads.dim,
+        v_head_dim=draft.value.heads.dim,
+        scale=draft.scale,
+        softcap=draft.scores.softcap,
+        sinks=draft.scores.sink is not None,
+        mask=MaskSpec(
+            keep=_shape(mask.keep, draft, scenes),
+            bias=_shape(mask.bias, draft, scenes),
+            fill=mask.fill,
+            empty_row=mask.empty_row,
+        ),
+        cache=cache,
+        cross=False,
+        io_dtype=io_dtype,
+        softmax_dtype=softmax,
+        batch=batch,
+        q_len=q_len,
+        kv_len=kv_len,
+    )
+
+
+def _shape(value: ir.Value | None, draft: Draft, scenes: Sequence[Scene]) -> tuple[Dim, ...] | None:
+    if value is None:
+        return None
+    dims = scenes[0].dims(value)
+    if dims is None:
+        return ("batch", draft.roles.q_heads, "q_len", "kv_len")
+    return tuple(dims)
+
+
+def _dims(draft: Draft, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:
+    return "batch", "q_len", "kv_len"
+
+
+def changed(site: Site, **changes: Any) -> Site:
+    return dataclasses.replace(site, **changes)
+
+
+def heads_of(value: ir.Value, like: Heads) -> Heads:
+    return dataclasses.replace(like, value=value)

@@ -1,0 +1,147 @@
+"""Which numbers stand for the symbolic dimensions of a graph.
+
+Two assignments of distinct small primes: two dimensions are equal when they are equal under both.
+Relations that the graph itself shows are respected: where a chosen size cannot broadcast with what
+it meets (a mask of ``total`` keys beside ``past + seq`` scores), the symbol gets the size it meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from mha_export.recognise._shapes import Shapes, symbol_of
+
+_PRIMES = ((2, 5, 3, 7, 11, 13, 17, 19, 23, 29), (3, 7, 5, 11, 13, 17, 19, 23, 29, 31))
+_BATCH = "batch"
+_REPAIRS = 6
+_SPATIAL = (1, 8, 32, 64)
+"""Multiples tried for image sides: a patch or a stride must divide them."""
+
+
+def assignments(graph: ir.Graph) -> tuple[Shapes, ...]:
+    """The graph's shapes at two choices of sizes (one where nothing is symbolic)."""
+    symbols, spatial = _symbols(graph)
+    if not symbols:
+        return (Shapes(graph, {}),)
+    return tuple(_fitting(graph, symbols, spatial, primes) for primes in _PRIMES)
+
+
+def _symbols(graph: ir.Graph) -> tuple[list[str], set[str]]:
+    """Names of symbolic dimensions, leading axes first, and those that are image sides."""
+    lead: dict[str, None] = {}
+    rest: dict[str, None] = {}
+    spatial: set[str] = set()
+    for value in graph.inputs:
+        if value.shape is None:
+            continue
+        image = (
+            value.dtype is not None and value.dtype.is_floating_point() and len(value.shape) == 4
+        )
+        for axis, dim in enumerate(value.shape):
+            if isinstance(dim, int):
+                continue
+            symbol = symbol_of(value, axis)
+            (lead if axis == 0 and len(value.shape) > 1 else rest).setdefault(symbol)
+            if image and axis >= 2:
+                spatial.add(symbol)
+    return [*lead, *(name for name in rest if name not in lead)], spatial
+
+
+def _fitting(
+    graph: ir.Graph, symbols: list[str], spatial: set[str], primes: tuple[int, ...]
+) -> Shapes:
+    """The best assignment from one family of primes: fewest conflicts, no negative dimension."""
+    best: Shapes | None = None
+    for multiple in _SPATIAL if spatial else (1,):
+        sizes = _choose(graph, symbols, primes)
+        for name in spatial:
+            sizes[name] *= multiple
+        found = _repaired(graph, sizes)
+        if best is None or _faults(found) < _faults(best):
+            best = found
+        if not _faults(best):
+            break
+    assert best is not None
+    return best
+
+
+def _faults(shapes: Shapes) -> int:
+    return len(shapes.conflicts) + len(shapes.flaws)
+
+
+def _choose(graph: ir.Graph, symbols: list[str], primes: tuple[int, ...]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for index, name in enumerate(symbols):
+        sizes[name] = primes[index] if index < len(primes) else primes[-1] + 2 * index
+    total = _total(graph, symbols)
+    if total is not None:
+        name, past, new = total
+        sizes[name] = sizes[past] + sizes[new]
+    return sizes
+
+
+def _total(graph: ir.Graph, symbols: list[str]) -> tuple[str, str, str] | None:
+    """(total, past, new): the length of a mask over past and new tokens, told by where it stands.
+
+    total is the last axis of an integer or boolean [batch, total] input and of nothing else; past
+    is the length axis of at least two cache inputs; new the last axis of another such input.
+    """
+    places: dict[str, list[tuple[ir.Value, int]]] = {}
+    for value in graph.inputs:
+        for axis in range(0 if value.shape is None else len(value.shape)):
+            places.setdefault(symbol_of(value, axis), []).append((value, axis))
+    caches = {
+        name
+        for name in symbols
+        if sum(v.shape is not None and len(v.shape) == 4 and a > 0 for v, a in places[name]) >= 2
+    }
+    tokens = [
+        value
+        for value in graph.inputs
+        if value.shape is not None and len(value.shape) >= 2 and value not in _caches(graph)
+    ]
+    masks = [v for v in tokens if "mask" in (v.name or "").lower() and len(v.shape or ()) == 2]
+    for mask in masks:
+        name = symbol_of(mask, 1)
+        if name not in symbols or len(places[name]) != 1:
+            continue
+        for other in tokens:
+            new = symbol_of(other, 1)
+            if other is not mask and new in symbols and new != name and caches:
+                return name, sorted(caches)[0], new
+    return None
+
+
+def _caches(graph: ir.Graph) -> set[ir.Value]:
+    return {v for v in graph.inputs if v.shape is not None and len(v.shape) == 4}
+
+
+def _repaired(graph: ir.Graph, sizes: Mapping[str, int]) -> Shapes:
+    """The same sizes, each symbol that conflicts with a computed size set to that size."""
+    shapes = Shapes(graph, dict(sizes))
+    for _ in range(_REPAIRS):
+        if not shapes.conflicts:
+            break
+        trials = [Shapes(graph, {**shapes.sizes, **change}) for change in _changes(shapes)]
+        better = [trial for trial in trials if _faults(trial) < _faults(shapes)]
+        if not better:
+            break
+        shapes = min(better, key=_faults)
+    return shapes
+
+
+def _changes(shapes: Shapes) -> list[dict[str, int]]:
+    """New sizes that would resolve the first conflict.
+
+    Either a symbol meets another size directly, or it is a factor of an element count that a
+    Reshape with a baked-in length contradicts.
+    """
+    changes: dict[tuple[str, int], None] = {}
+    for left, right in shapes.conflicts[:2]:
+        for have, want in ((left, right), (right, left)):
+            for name, size in shapes.sizes.items():
+                if have > 0 and have % size == 0 and want > 0 and want * size % have == 0:
+                    changes.setdefault((name, want * size // have))
+    return [{name: size} for name, size in changes]

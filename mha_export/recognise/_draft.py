@@ -1,0 +1,268 @@
+"""One attention at one choice of sizes: its roles, and the values that hold its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from mha_export.operands import Heads
+from mha_export.recognise._axes import Axis, View, axis_size, coalesced
+from mha_export.recognise._bind import Pattern, bound
+from mha_export.recognise._downstream import (
+    Landing,
+    graph_outputs,
+    landings,
+    merged_with_channels,
+)
+from mha_export.recognise._lift import Stage, lifted
+from mha_export.recognise._probabilities import Use, Weighted, read_weighted
+from mha_export.recognise._roles import Roles, along, atoms_of, roles_of
+from mha_export.recognise._scene import Scene
+from mha_export.recognise._scores import Scores, read_scores
+from mha_export.recognise._site import Reason
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Anchor:
+    """A softmax: what it reads, what it gives, over which axis, made of which nodes."""
+
+    node: ir.Node
+    logits: ir.Value
+    probabilities: ir.Value
+    axis: int
+    nodes: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tensor:
+    """A query, key or value: the value that holds it and what lies between it and the product."""
+
+    heads: Heads
+    stage: Stage
+    past: Heads | None = None
+    present: Heads | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draft:
+    """Everything about one attention that sizes decide."""
+
+    anchor: Anchor
+    scores: Scores
+    weighted: Weighted
+    roles: Roles
+    kv_shared: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Heads
+
+    @property
+    def scale(self) -> float:
+        return self.scores.scale * self.query.stage.scale * self.key.stage.scale
+
+    def signature(self) -> tuple[Any, ...]:
+        """What must not depend on the sizes chosen."""
+        numbers = (self.roles.q_heads, self.kv_heads, self.query.heads.dim, self.value.heads.dim)
+        values = [
+            None if heads is None else (heads.value, heads.layout, heads.heads, heads.dim)
+            for heads in (
+                self.query.heads,
+                self.key.heads,
+                self.value.heads,
+                self.output,
+                self.key.past,
+                self.value.past,
+                self.key.present,
+                self.value.present,
+            )
+        ]
+        terms = [(term.value, term.kind, term.factor, term.fill) for term in self.scores.terms]
+        return (numbers, values, terms, self.scale, self.scores.softcap)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.key.heads.heads
+
+
+def read_draft(anchor: Anchor, scene: Scene) -> Draft | tuple[Use, ...] | Reason:
+    """The attention around one softmax; its uses where P·V is missing; or what failed first."""
+    scores = read_scores(anchor.logits, anchor.axis, scene)
+    if isinstance(scores, Reason):
+        return scores
+    weighted = read_weighted(anchor.probabilities, scores, scene)
+    if not isinstance(weighted, Weighted):
+        return weighted
+    return _Drafting(anchor, scores, weighted, scene).draft()
+
+
+class _Drafting:
+    def __init__(self, anchor: Anchor, scores: Scores, weighted: Weighted, scene: Scene) -> None:
+        self.anchor = anchor
+        self.scores = scores
+        self.weighted = weighted
+        self.scene = scene
+        left, right = scores.product.left.value, scores.product.right.value
+        self.stages = {
+            "query": lifted(left, scores.query, None, scene),
+            "key": lifted(right, scores.key, scores.axis, scene),
+            "value": lifted(weighted.product.right.value, weighted.value, scores.axis, scene),
+        }
+        self._same_cache()
+        self.landings = landings(weighted.product.out, scene)
+
+    def _same_cache(self) -> None:
+        """A cache counts only where key and value both have one."""
+        cached = [any(s.past for s in self.stages[name]) for name in ("key", "value")]
+        if all(cached):
+            return
+        for name in ("key", "value"):
+            self.stages[name] = [stage for stage in self.stages[name] if stage.past is None]
+
+    def draft(self) -> Draft | Reason:
+        roles = self._roles()
+        if isinstance(roles, Reason):
+            return roles
+        output = self._output(roles)
+        if output is None:
+            return self._unbound("output", self.weighted.product.out)
+        query = self._tensor("query", roles, roles.heads)
+        if query is None:
+            return self._unbound("query", self.scores.product.left.value)
+        for shared in dict.fromkeys((roles.shared, 0)):
+            heads = roles.heads[: len(roles.heads) - shared]
+            key, value = self._tensor("key", roles, heads), self._tensor("value", roles, heads)
+            if key is None or value is None:
+                continue
+            key, value = self._caches(key, value, roles, heads)
+            if key.heads.heads != value.heads.heads:
+                continue
+            return Draft(
+                anchor=self.anchor,
+                scores=self.scores,
+                weighted=self.weighted,
+                roles=roles,
+                kv_shared=shared,
+                query=query,
+                key=key,
+                value=value,
+                output=output,
+            )
+        return self._unbound("key or value", self.scores.product.right.value)
+
+    def _unbound(self, name: str, value: ir.Value) -> Reason:
+        return Reason(
+            code=f"{name.split()[0]}-layout",
+            message=f"no value on the way to {value.name!r} holds the {name} heads as "
+            "[batch, length, heads * dim], [batch, length, heads, dim] or "
+            "[batch, heads, length, dim]",
+            value=value.name,
+        )
+
+    def _roles(self) -> Roles | Reason:
+        views = {name: stages[-1].view for name, stages in self.stages.items()}
+        views["output"] = self.weighted.output
+        lowest = {name: stages[0].view for name, stages in self.stages.items()}
+        for trial in (views, {**lowest, "output": self.weighted.output}):
+            atoms = atoms_of(trial, self.scores.space, self.scores.axis)
+            if atoms is None:
+                continue
+            merged = merged_with_channels(self.landings, self.weighted.output.axes[-1])
+            return roles_of(atoms, trial, merged, self.scores.space, self.scores.axis, self.scene)
+        return Reason(
+            code="axes-disagree",
+            message="query, key, value and output cut the batch and head axes at different places",
+            value=self.scores.product.out.name,
+        )
+
+    def _output(self, roles: Roles) -> Heads | None:
+        pattern = self._pattern(self.weighted.output, roles, roles.heads, roles.queries, 1)
+        if pattern is None:
+            return None
+        casts = any(stage.cast for stage in self.stages["query"])
+        places: list[Landing] = [p for p in self.landings if casts or not p.cast]
+        return bound(pattern, [(place.value, place.view) for place in reversed(places)])
+
+    def _pattern(
+        self,
+        view: View,
+        roles: Roles,
+        heads: tuple[Any, ...],
+        length: tuple[Any, ...] | None,
+        own: int,
+    ) -> Pattern | None:
+        """The roles in one view; ``length`` None: the key axis."""
+        strides = roles.strides(view)
+        if strides is None:
+            return None
+        channels: Axis = coalesced(factor for axis in view.axes[-own:] for factor in axis)
+        along_length = (
+            coalesced(view.axes[self.scores.axis]) if length is None else along(length, strides)
+        )
+        unseen = [a for a in roles.atoms if a not in heads and a not in roles.batch]
+        if any(strides[atom] for atom in unseen if length is None):
+            return None
+        return Pattern(
+            batch=along(roles.batch, strides),
+            length=along_length,
+            heads=along(heads, strides),
+            channels=channels,
+            offset=view.offset,
+        )
+
+    def _own(self, name: str) -> int:
+        return 1 if name == "value" else self.scores.summed
+
+    def _tensor(self, name: str, roles: Roles, heads: tuple[Any, ...]) -> Tensor | None:
+        """The highest stage at which the tensor can be bound."""
+        length = roles.queries if name == "query" else None
+        for stage in reversed(self.stages[name]):
+            pattern = self._pattern(stage.view, roles, heads, length, self._own(name))
+            if pattern is None:
+                continue
+            found = bound(pattern, stage.places(self.scene))
+            if found is not None:
+                return Tensor(heads=found, stage=stage)
+        return None
+
+    def _caches(
+        self, key: Tensor, value: Tensor, roles: Roles, heads: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Past and present of both, or neither with a cache."""
+        if key.stage.past is None and value.stage.past is None:
+            return key, value
+        full = [self._with_cache(t, n, roles, heads) for t, n in ((key, "key"), (value, "value"))]
+        if full[0] is not None and full[1] is not None:
+            return full[0], full[1]
+        for name in ("key", "value"):
+            self.stages[name] = [stage for stage in self.stages[name] if stage.past is None]
+        bare = [self._tensor(name, roles, heads) for name in ("key", "value")]
+        return bare[0] or key, bare[1] or value
+
+    def _with_cache(
+        self, tensor: Tensor, name: str, roles: Roles, heads: tuple[Any, ...]
+    ) -> Tensor | None:
+        past = tensor.stage.past
+        if past is None:
+            return None
+        pattern = self._pattern(past.view, roles, heads, None, self._own(name))
+        whole = self._pattern(past.whole_view, roles, heads, None, self._own(name))
+        if pattern is None or whole is None:
+            return None
+        stage = Stage(entry=past.value, view=past.view)
+        held = bound(pattern, stage.places(self.scene))
+        if held is None:
+            return None
+        present = bound(whole, graph_outputs(past.whole, self.scene))
+        return Tensor(heads=tensor.heads, stage=tensor.stage, past=held, present=present)
+
+
+def total_keys(draft: Draft) -> int:
+    """How many keys softmax normalises over."""
+    return draft.scores.space[draft.scores.axis]
+
+
+def width_of(axes: tuple[Axis, ...]) -> int:
+    return axis_size(tuple(factor for axis in axes for factor in axis))

@@ -1,0 +1,183 @@
+"""From an operand of a product up to the projection that made it, one stage per op passed.
+
+Passed: rearrangements, multiplication by one number, casts between floats, a rotation, a
+normalisation, and the Concat that appends new keys to a cache. Each stage is one place where the
+operand could be bound, with what lies between it and the product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mha_export.recognise._axes import Axis, View, composed, row_major, split_by_axis
+from mha_export.recognise._evaluate_contents import attributes_of
+from mha_export.recognise._movement import moved_inputs
+from mha_export.recognise._scene import Scene
+from mha_export.recognise.norms import PeeledNorm
+from mha_export.recognise.rotary import PeeledRotary
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Past:
+    """The part of a key or value that a cache holds.
+
+    ``view`` has the axes of the operand's view, the key axis being as long as the past;
+    ``whole`` is the Concat's output.
+    """
+
+    value: ir.Value
+    view: View
+    whole: ir.Value
+    whole_view: View
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stage:
+    """The operand seen from one value on the way up.
+
+    ``entry`` is the value read by the op below; the view's source is its rearrangement's source.
+    """
+
+    entry: ir.Value
+    view: View
+    scale: float = 1.0
+    cast: bool = False
+    rotary: PeeledRotary | None = None
+    norm: PeeledNorm | None = None
+    past: Past | None = None
+
+    def places(self, scene: Scene) -> Iterator[tuple[ir.Value, View]]:
+        """Values between the source and the entry, nearest to the source first, with their views."""
+        chain = [self.entry]
+        while chain[-1] is not self.view.source:
+            inputs = moved_inputs(chain[-1])
+            view = scene.views.of(chain[-1])
+            if view is None or view.source is not self.view.source or not inputs:
+                break
+            if len(inputs) > 1 and any(value is not inputs[0] for value in inputs):
+                chain.append(self.view.source)
+                break
+            chain.append(inputs[0])
+        for value in reversed(chain):
+            view = scene.views.of(value)
+            if view is not None and view.source is self.view.source:
+                yield value, view
+
+
+def lifted(operand: ir.Value, view: View, keys: int | None, scene: Scene) -> list[Stage]:
+    """Every stage from ``operand`` up, the lowest first.
+
+    Args:
+        view: the operand over the axes of the score space and its own.
+        keys: which of those axes is the keys', for a key or value that may have a cache.
+    """
+    stages = [Stage(entry=operand, view=view)]
+    while True:
+        following = _next(stages[-1], keys, scene)
+        if following is None:
+            return stages
+        stages.append(following)
+
+
+def _next(stage: Stage, keys: int | None, scene: Scene) -> Stage | None:
+    source = stage.view.source
+    node = source.producer()
+    if node is None:
+        return None
+    if node.op_type in ("Mul", "Div"):
+        found = _scaled(stage, node, scene)
+        if found is not None:
+            return found
+    if node.op_type == "Cast":
+        return _cast(stage, node, scene)
+    if node.op_type == "Concat" and keys is not None and stage.past is None:
+        return _appended(stage, node, keys, scene)
+    return None
+
+
+def _onto(stage: Stage, inner: ir.Value | None, scene: Scene, **changes: object) -> Stage | None:
+    """The stage above ``inner``, which has the same shape as the source below it."""
+    if inner is None or scene.dims(inner) != scene.dims(stage.view.source):
+        return None
+    view = scene.views.of(inner)
+    if view is None:
+        return None
+    above = composed(stage.view, view)
+    if above is None:
+        return None
+    return dataclasses.replace(stage, entry=inner, view=above, **changes)  # type: ignore[arg-type]
+
+
+def _scaled(stage: Stage, node: ir.Node, scene: Scene) -> Stage | None:
+    if stage.norm is not None:
+        return None
+    left, right = node.inputs
+    number = scene.uniform(right)
+    if number:
+        scale = stage.scale / number if node.op_type == "Div" else stage.scale * number
+        return _onto(stage, left, scene, scale=scale)
+    number = scene.uniform(left) if node.op_type == "Mul" else None
+    if number:
+        return _onto(stage, right, scene, scale=stage.scale * number)
+    return None
+
+
+def _cast(stage: Stage, node: ir.Node, scene: Scene) -> Stage | None:
+    inner = node.inputs[0]
+    if inner is None or stage.past is not None:
+        return None
+    kinds = [scene.dtype(value) for value in (inner, node.outputs[0])]
+    if any(kind is None or not kind.is_floating_point() for kind in kinds):
+        return None
+    return _onto(stage, inner, scene, cast=True)
+
+
+def _appended(stage: Stage, node: ir.Node, keys: int, scene: Scene) -> Stage | None:
+    """Concat(past, new) along the keys, the past coming from outside the graph."""
+    inputs = [value for value in node.inputs if value is not None]
+    dims = scene.dims(stage.view.source)
+    if len(inputs) != 2 or dims is None:
+        return None
+    place = attributes_of(node)["axis"] % len(dims)
+    past, new = inputs
+    if not _from_outside(past, scene):
+        return None
+    pieces = split_by_axis(stage.view, dims)
+    if pieces is None or stage.view.offset or pieces[keys] != [(dims[place], place, 1)]:
+        return None
+    if any(p == place for i, axis in enumerate(pieces) for _, p, _ in axis if i != keys):
+        return None
+    above = []
+    for value in (past, new):
+        sizes, own = scene.dims(value), scene.views.of(value)
+        if sizes is None or own is None or 0 in sizes:
+            return None
+        part = View(value, 0, _restrided(pieces, keys, place, sizes))
+        seen = composed(part, own)
+        if seen is None:
+            return None
+        above.append(seen)
+    kept = Past(value=past, view=above[0], whole=stage.view.source, whole_view=stage.view)
+    return dataclasses.replace(stage, entry=new, view=above[1], past=kept)
+
+
+def _restrided(
+    pieces: list[list[tuple[int, int, int]]], keys: int, place: int, sizes: tuple[int, ...]
+) -> tuple[Axis, ...]:
+    strides = row_major(sizes)
+    axes: list[Axis] = []
+    for index, axis in enumerate(pieces):
+        if index == keys:
+            axes.append(((sizes[place], strides[place]),) if sizes[place] > 1 else ())
+        else:
+            axes.append(tuple((n, 0 if p < 0 else step * strides[p]) for n, p, step in axis))
+    return tuple(axes)
+
+
+def _from_outside(value: ir.Value, scene: Scene) -> bool:
+    source = scene.views.source(value)
+    return source.is_graph_input() and source.const_value is None

@@ -1,0 +1,34 @@
+"""The recogniser's own copy of a model: functions inlined, every node named, nothing else changed."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+
+def prepared(model: ir.Model) -> ir.Model:
+    """A copy to read and to derive values in; tensors are shared with the original, not loaded."""
+    copy = model.clone()
+    if copy.functions:
+        result = passes.InlinePass()(copy)
+        copy = result.model
+    _name_nodes(copy)
+    return copy
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Unique names for nodes without one, or with one another node has."""
+    taken: set[str] = set()
+    nameless: list[ir.Node] = []
+    for node in model.graph.all_nodes():
+        if not node.name or node.name in taken:
+            nameless.append(node)
+        else:
+            taken.add(node.name)
+    for node in nameless:
+        stem = node.name or node.op_type
+        count = 0
+        while f"{stem}_{count}" in taken:
+            count += 1
+        node.name = f"{stem}_{count}"
+        taken.add(node.name)

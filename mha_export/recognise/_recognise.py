@@ -1,0 +1,67 @@
+"""The walk over a whole model: prepare, look at it at concrete sizes, give every anchor a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from mha_export.evaluator import Evaluator
+from mha_export.recognise._anchors import anchor_of
+from mha_export.recognise._assemble import assemble
+from mha_export.recognise._assignment import assignments
+from mha_export.recognise._draft import Anchor, Draft, read_draft
+from mha_export.recognise._evaluate import Context
+from mha_export.recognise._movement import Views
+from mha_export.recognise._prepare import prepared
+from mha_export.recognise._scene import Scene
+from mha_export.recognise._site import (
+    NotAttention,
+    Reason,
+    Recognition,
+    Rejection,
+    Verdict,
+)
+
+
+def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recognition:
+    """A verdict for every softmax and every fused attention of ``model``, in graph order.
+
+    The model is not changed: verdicts speak of nodes and values of ``Recognition.model``, a copy
+    in which functions are inlined and which may hold a few more nodes that derive operands.
+
+    Args:
+        evaluator: runs ops that have no numpy rule here; None: onnx's reference.
+    """
+    copy = prepared(model)
+    context = Context(copy, evaluator=evaluator)
+    scenes = [
+        Scene(shapes=shapes, views=Views(shapes), context=context)
+        for shapes in assignments(copy.graph)
+    ]
+    anchors = [
+        anchor for node in list(_all_nodes(copy.graph)) if (anchor := anchor_of(node, scenes[0]))
+    ]
+    verdicts = [verdict(anchor, scenes) for anchor in anchors]
+    return Recognition(model=copy, verdicts=tuple(verdicts))
+
+
+def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    yield from graph.all_nodes()
+
+
+def verdict(anchor: Anchor, scenes: Sequence[Scene]) -> Verdict:
+    """What one softmax is."""
+    drafts: list[Draft] = []
+    for scene in scenes:
+        found = read_draft(anchor, scene)
+        if isinstance(found, Reason):
+            return Rejection(id=anchor.node.name or "", anchor=anchor.node, reason=found)
+        if isinstance(found, tuple):
+            reason = Reason(code="no-product", message="no P·V", value=anchor.probabilities.name)
+            return NotAttention(id=anchor.node.name or "", anchor=anchor.node, reason=reason)
+        drafts.append(found)
+    site = assemble(drafts, scenes)
+    if isinstance(site, Reason):
+        return Rejection(id=anchor.node.name or "", anchor=anchor.node, reason=site)
+    return site
