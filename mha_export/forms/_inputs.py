@@ -66,8 +66,7 @@ def bind(scope: Scope, spec: AttentionSpec, inputs: GraphInputs, weights: Weight
             m_kv = spec.projections.kv_d_model or width
             memory = inputs.add("encoder_hidden_states", [spec.batch, spec.kv_len, m_kv])
         query, key, value = project(scope, spec, weights, x, memory)
-        if spec.projections.packing == "packed" and spec.latent is None:
-            projection = packed_projection(weights, x)
+        projection = packed_projection(scope, spec, weights, x)
     past_key, past_value = _cache(spec, inputs)
     b, t = spec.batch, spec.kv_len if not is_square(spec) else spec.q_len
     mask = spec.mask

@@ -197,3 +197,10 @@ def repeat_kv(scope: Scope, heads: Heads, q_heads: int) -> Heads:
         shape = [0, 0, q_heads * heads.dim]
     value = scope.op("Reshape", [wide, ints(scope, *shape)], dtype=dtype)
     return Heads(value=value, layout=layout, heads=q_heads, dim=heads.dim)
+
+
+def transposed_keys(scope: Scope, key: Heads) -> ir.Value:
+    """Kᵀ [b, k, d, t] in one Transpose."""
+    key = four_dimensional(scope, key)
+    perm = [0, 2, 3, 1] if key.layout is Layout.BSHD else [0, 1, 3, 2]
+    return scope.op("Transpose", [key.value], {"perm": perm}, dtype=key.value.dtype)

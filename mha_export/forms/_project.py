@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.forms._layout import as_layout, ints, ir_dtype, unsqueeze
+from mha_export.forms._layout import as_layout, ints, ir_dtype, numpy_dtype, unsqueeze
 from mha_export.forms._norm import normalise
 from mha_export.forms._scope import Scope
 from mha_export.forms._weights import expanded_value_dim
@@ -61,9 +61,33 @@ def project(
     )
 
 
-def packed_projection(weights: Weights, x: ir.Value) -> Projection:
-    """What a form that projects by itself reads."""
-    return Projection(value=x, weight=weights["w_qkv"], bias=weights.get("b_qkv"))
+def packed_projection(
+    scope: Scope, spec: AttentionSpec, weights: Weights, x: ir.Value
+) -> Projection | None:
+    """What a form that projects by itself reads; three weights are joined (runtimes fold that)."""
+    projections = spec.projections
+    if projections is None or spec.latent is not None or projections.packing == "interleaved":
+        return None
+    if "w_qkv" in weights:
+        return Projection(value=x, weight=weights["w_qkv"], bias=weights.get("b_qkv"))
+    if spec.cross or spec.value_source != "own":
+        return None
+    dtype = ir_dtype(spec.io_dtype)
+    matrices = [weights[f"w_{name}"] for name in "qkv"]
+    weight = scope.op("Concat", matrices, {"axis": 1}, dtype=dtype)
+    if not any(f"b_{name}" in weights for name in "qkv"):
+        return Projection(value=x, weight=weight)
+    h, k, d, e = spec.q_heads, spec.kv_heads, spec.head_dim, spec.value_dim
+    biases = [
+        weights.get(f"b_{name}") or _zeros(scope, spec, width)
+        for name, width in zip("qkv", (h * d, k * d, k * e), strict=True)
+    ]
+    bias = scope.op("Concat", biases, {"axis": 0}, dtype=dtype)
+    return Projection(value=x, weight=weight, bias=bias)
+
+
+def _zeros(scope: Scope, spec: AttentionSpec, width: int) -> ir.Value:
+    return scope.constant(np.zeros(width, numpy_dtype(spec.io_dtype)), hint="zeros")
 
 
 def _interleaved(scope: Scope, spec: AttentionSpec, packed: ir.Value) -> tuple[Heads, Heads, Heads]:

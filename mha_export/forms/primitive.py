@@ -23,6 +23,7 @@ from mha_export.forms._layout import (
     ir_dtype,
     lowest,
     repeat_kv,
+    transposed_keys,
     unsqueeze,
 )
 from mha_export.forms._mask import Mask, hiding_parts
@@ -70,11 +71,7 @@ def _product(scope: Scope, spec: AttentionSpec, query: Heads, key: Heads) -> ir.
     """scale * Q Kᵀ [b, h, s, t]."""
     dtype = ir_dtype(spec.io_dtype)
     q_bhsd = as_layout(scope, query, Layout.BHSD).value
-    key = repeat_kv(scope, key, spec.q_heads)
-    if key.layout is Layout.BSM:
-        key = as_layout(scope, key, Layout.BSHD)
-    perm = [0, 2, 3, 1] if key.layout is Layout.BSHD else [0, 1, 3, 2]
-    k_bhdt = scope.op("Transpose", [key.value], {"perm": perm}, dtype=dtype)
+    k_bhdt = transposed_keys(scope, repeat_kv(scope, key, spec.q_heads))
     scores = scope.op("MatMul", [q_bhsd, k_bhdt], dtype=dtype)
     if spec.effective_scale == 1.0:
         return scores
