@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mha_export.recognise._evaluate import Context
-from mha_export.recognise._masks_sizes import Sizes
+from mha_export.recognise._masks_sizes import Scores, Sizes, shape_of
 from mha_export.recognise._masks_terms import MaskTerm
 from mha_export.spec import Fill
 
@@ -36,7 +36,7 @@ class Subject:
     """
 
     terms: tuple[MaskTerm, ...]
-    scores: ir.Value
+    scores: Scores
     heads: int
     permutation: tuple[int, ...] | None
     cached: bool
@@ -68,7 +68,7 @@ def geometry(subject: Subject, sizes: Sizes) -> tuple[int, int, int]:
     Errors:
         ValueError: the scores have no shape there (plans only hold sizes at which they have one).
     """
-    shape = subject.context.sized(sizes).shape(subject.scores)
+    shape = shape_of(subject.context, sizes, subject.scores)
     if shape is None:
         raise ValueError(f"the scores have no shape at {dict(sizes)}")
     queries, keys = _last_two(shape, subject)
@@ -81,7 +81,7 @@ def look(
 ) -> Sight | None:
     """The mask at these sizes, or None where they contradict the graph."""
     base = subject.context.sized(sizes)
-    shape = base.shape(subject.scores)
+    shape = shape_of(subject.context, sizes, subject.scores)
     if shape is None:
         return None
     view = base if contents is None else subject.context.sized(sizes, contents)

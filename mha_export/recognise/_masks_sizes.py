@@ -13,9 +13,54 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.recognise._evaluate import Context
+from mha_export.recognise._evaluate import Context, SizedView
 
 Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreShape:
+    """The shape of scores that no value holds, because a fused node computes them inside.
+
+    Attributes:
+        query, key: the node's inputs; ``query_axis`` and ``key_axis`` are their lengths.
+        past: a cache the node itself prepends to the keys, [b, k, p, d].
+    """
+
+    query: ir.Value
+    key: ir.Value
+    heads: int
+    query_axis: int
+    key_axis: int
+    past: ir.Value | None = None
+
+    @property
+    def dtype(self) -> ir.DataType | None:
+        return self.query.dtype
+
+    def at(self, view: SizedView) -> tuple[int, ...] | None:
+        """[b, h, s, t], or None where a length is unknown."""
+        query, key = view.shape(self.query), view.shape(self.key)
+        if query is None or key is None:
+            return None
+        keys = key[self.key_axis]
+        if self.past is not None:
+            past = view.shape(self.past)
+            if past is None:
+                return None
+            keys += past[2]
+        return (query[0], self.heads, query[self.query_axis], keys)
+
+
+Scores = ir.Value | ScoreShape
+"""The unmasked scores: a value of the graph, or what a fused node makes of its inputs."""
+
+
+def shape_of(context: Context, sizes: Mapping[str, int], scores: Scores) -> tuple[int, ...] | None:
+    """The shape of the scores at these sizes."""
+    view = context.sized(sizes)
+    return scores.at(view) if isinstance(scores, ScoreShape) else view.shape(scores)
+
 
 _ROUNDS: tuple[tuple[int, ...], ...] = (
     (5, 3, 8, 11, 9, 12, 13, 14),
@@ -49,7 +94,7 @@ def symbols_of(graph: ir.Graph) -> Symbols:
     return Symbols(batch=tuple(batch), lengths=tuple(n for n in lengths if n not in batch))
 
 
-def plans(context: Context, *, scores: ir.Value, inputs: Sequence[ir.Value]) -> list[Sizes]:
+def plans(context: Context, *, scores: Scores, inputs: Sequence[ir.Value]) -> list[Sizes]:
     """Sizes at which ``scores`` has a shape, the dimensions of ``inputs`` made to fit it.
 
     ``inputs`` are those whose content the mask reads: where a dimension of theirs does not bear on
@@ -69,7 +114,7 @@ def plans(context: Context, *, scores: ir.Value, inputs: Sequence[ir.Value]) -> 
 
 
 def enlarged(
-    context: Context, sizes: Sizes, *, scores: ir.Value, inputs: Sequence[ir.Value], keys: int
+    context: Context, sizes: Sizes, *, scores: Scores, inputs: Sequence[ir.Value], keys: int
 ) -> Sizes | None:
     """Sizes with at least ``keys`` keys and as few queries as the symbols allow, batch 1."""
     symbols = symbols_of(context.model.graph)
@@ -77,7 +122,7 @@ def enlarged(
     best: tuple[int, Sizes] | None = None
     for name in symbols.lengths:
         fitted = _fitted(context, {**base, name: keys}, scores, inputs)
-        shape = None if fitted is None else context.sized(fitted).shape(scores)
+        shape = None if fitted is None else shape_of(context, fitted, scores)
         if fitted is None or shape is None or shape[-1] < keys:
             continue
         cost = shape[-1] * shape[-2]
@@ -129,9 +174,9 @@ def _baked_in(context: Context, symbols: Symbols) -> Iterator[dict[str, int]]:
 
 
 def _fitted(
-    context: Context, sizes: Mapping[str, int], scores: ir.Value, inputs: Sequence[ir.Value]
+    context: Context, sizes: Mapping[str, int], scores: Scores, inputs: Sequence[ir.Value]
 ) -> Sizes | None:
-    shape = context.sized(sizes).shape(scores)
+    shape = shape_of(context, sizes, scores)
     if shape is None or len(shape) < 2:
         return None
     fitted = dict(sizes)
@@ -143,6 +188,6 @@ def _fitted(
             continue
         name = last.value if last.value is not None else f"{value.name}.{len(value.shape) - 1}"
         trial = {**fitted, name: shape[-1]}
-        if name in fitted and context.sized(trial).shape(scores) == shape:
+        if name in fitted and shape_of(context, trial, scores) == shape:
             fitted = trial
     return fitted

@@ -30,7 +30,7 @@ __all__ = ["MaskReading", "MaskTerm", "read_mask"]
 def read_mask(
     terms: Sequence[MaskTerm],
     *,
-    scores: ir.Value,
+    scores: masks_sizes.Scores,
     context: Context,
     anchor: ir.Node,
     heads: int,
@@ -65,12 +65,12 @@ def read_mask(
     key = ("mask", *((t.value, t.kind, t.fill) for t in terms), heads, subject.permutation, cached)
     if key in context.memo:
         sizes, shape, reading = context.memo[key]
-        if sizes is None or context.sized(sizes).shape(scores) == shape:
+        if sizes is None or masks_sizes.shape_of(context, sizes, scores) == shape:
             found: MaskReading | None = reading
             return found
     plans = masks_sizes.plans(context, scores=scores, inputs=inputs)
     reading = _read_with_rest(subject, inputs, plans, anchor) if plans else None
-    shape = context.sized(plans[0]).shape(scores) if plans else None
+    shape = masks_sizes.shape_of(context, plans[0], scores) if plans else None
     context.memo[key] = (plans[0] if plans else None, shape, reading)
     return reading
 
@@ -164,7 +164,9 @@ def _large_plans(
     wanted = bounds.numbers + 3
     if bounds.buffer is not None:
         wanted = bounds.buffer
-    shown = [subject.context.sized(sizes).shape(subject.scores) or (0,) for sizes in plans]
+    shown = [
+        masks_sizes.shape_of(subject.context, sizes, subject.scores) or (0,) for sizes in plans
+    ]
     if wanted <= max(shape[-1] for shape in shown):
         return []
     if not masks_sizes.symbols_of(subject.context.model.graph).lengths:
