@@ -63,7 +63,7 @@ def command(
     """
     from mha_export.jobs import export_model, split_settings
 
-    source_settings, export_settings = split_settings(options)
+    source_settings, export_settings, _ = split_settings(options)
     with progress_shown() as progress:
         result = export_model(
             source,

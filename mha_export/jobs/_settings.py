@@ -1,4 +1,4 @@
-"""What a caller may ask of a job, checked once. The command line passes its options through here."""
+"""What a caller may ask of a job, checked once; the command line passes its options here."""
 
 from __future__ import annotations
 

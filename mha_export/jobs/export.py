@@ -40,7 +40,14 @@ from mha_export.rewrite import (
     with_opset,
 )
 from mha_export.spec import DType
-from mha_export.targets import Available, Target, all_targets, evaluator_of, parse_target
+from mha_export.targets import (
+    Available,
+    Target,
+    evaluator_of,
+    parse_target,
+    parse_targets,
+    target_named,
+)
 
 PORTABLE = "portable"
 """Not a target but a variant every target can run: see docs/forms/portable.md."""
@@ -201,12 +208,7 @@ def _named(name: str, form: str | None) -> list[_Destination]:
         forms = (PORTABLE,) if form is None else (form,)
         return [_Destination(name=PORTABLE, forms=forms, max_opset=26, target=None)]
     if name == "all":
-        found = [
-            target
-            for target in all_targets().values()
-            if isinstance(target.availability().build, Available)
-        ]
-        return [_of_target(target, form) for target in found]
+        return [_of_target(request.target, form) for request in parse_targets(["all"])]
     return [_of_target(parse_target(name).target, form)]
 
 
@@ -221,8 +223,7 @@ def _of_target(target: Target, form: str | None) -> _Destination:
 
 def _evaluator_for(target: Target | None) -> Evaluator:
     """The target itself where it runs here, else ONNX Runtime CPU, else the reference evaluator."""
-    targets = all_targets()
-    candidates = [target, targets["cpu"], targets["reference"]]
+    candidates = [target, target_named("cpu"), target_named("reference")]
     for candidate in candidates:
         if candidate is not None and isinstance(candidate.availability().run, Available):
             return evaluator_of(candidate)
