@@ -58,6 +58,28 @@ def _move_into_place(stage: Path, out: Path) -> None:
         path.replace(out / path.name)
 
 
+@contextmanager
+def staged_file(out: Path) -> Iterator[Path]:
+    """A temporary sibling of ``out``, of the same suffix, that becomes it when the block ends.
+
+    Errors:
+        InputError: ``out`` is a folder, or lies in one that cannot be written.
+    """
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; expected a file", fix="choose another -o")
+    stage = out.with_name(f".{out.stem}.partial-{os.getpid()}{out.suffix}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield stage
+        stage.replace(out)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {out}: {error.strerror}", fix="choose a place you may write"
+        ) from error
+    finally:
+        stage.unlink(missing_ok=True)
+
+
 def write_models(folder: Path, models: Mapping[str, ir.Model], *, standalone: bool) -> None:
     """Write ``models`` (file stem to model) into ``folder``. The models are left unchanged.
 
