@@ -58,6 +58,15 @@ def regions(
             yield Region(before=before, after=after, nodes=tuple(nodes), sides=sides)
 
 
+def upward(after: ir.Value, ops: frozenset[str]) -> Iterator[tuple[ir.Value, list[ir.Node]]]:
+    """Each value above ``after`` through nodes of ``ops``, with the nodes between, lowest first."""
+    reached = _reached(after, ops)
+    for before in _values_above(after, reached):
+        nodes = _between(before, after, reached)
+        if nodes is not None:
+            yield before, nodes
+
+
 def sizes_of(context: Context, value: ir.Value) -> Mapping[str, int] | None:
     """Sizes, all different and above one where they can be, at which the value has a shape."""
     kept = context.memo.get("region sizes")
