@@ -5,7 +5,16 @@ Nothing here imports a runtime: that happens inside a target, when it is asked t
 
 from __future__ import annotations
 
+from mha_export.targets._capabilities import (
+    Capabilities,
+    Capability,
+    CapabilityState,
+    capabilities_for,
+    capabilities_from_json,
+)
 from mha_export.targets._evaluator import EvaluationError, WorkerEvaluator, evaluator_of
+from mha_export.targets._features import FEATURES, features_of
+from mha_export.targets._probe import probe
 from mha_export.targets._registry import (
     TargetRequest,
     all_targets,
@@ -31,10 +40,14 @@ from mha_export.targets._target_worker import Loaded, TargetWorker
 from mha_export.targets._worker import Job, Limits, Outcome, Worker, WorkerError, isolated
 
 __all__ = [
+    "FEATURES",
     "Artifact",
     "Availability",
     "Available",
     "CannotRun",
+    "Capabilities",
+    "Capability",
+    "CapabilityState",
     "CompileOptions",
     "EvaluationError",
     "Job",
@@ -54,9 +67,13 @@ __all__ = [
     "WorkerError",
     "WorkerEvaluator",
     "all_targets",
+    "capabilities_for",
+    "capabilities_from_json",
     "evaluator_of",
+    "features_of",
     "isolated",
     "parse_target",
     "parse_targets",
+    "probe",
     "target_named",
 ]

@@ -6,6 +6,8 @@ npm packages in a folder of the user's cache (``scripts/setup_targets`` fills it
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import re
@@ -75,19 +77,16 @@ class JsSession:
     def __init__(self, artifact: JsArtifact, graph: str) -> None:
         self._artifact = artifact
         self._model = artifact.models[graph]
-        self._process = _Node(artifact.backend)
-        loaded = self._process.ask(
-            {"op": "load", "model": str(self._model), "options": dict(artifact.options)}
-        )
-        self.device = str(loaded["device"])
-        self._inputs: list[str] = loaded["inputs"]
-        self._outputs: list[str] = loaded["outputs"]
+        self.device = ""
+        self._inputs: list[str] = []
+        self._outputs: list[str] = []
+        self._load()
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with tempfile.TemporaryDirectory(prefix="mha_export-js-") as name:
             folder = Path(name)
             request = {"op": "run", "inputs": self._write(inputs, folder), "folder": name}
-            described = self._process.ask(request)["outputs"]
+            described = self._load().ask(request)["outputs"]
             return {name: _read(described[name]) for name in self._outputs}
 
     def time(
@@ -96,17 +95,36 @@ class JsSession:
         with tempfile.TemporaryDirectory(prefix="mha_export-js-") as name:
             written = self._write(inputs, Path(name))
             request = {"op": "time", "inputs": written, "repeats": repeats, "warmup": warmup}
-            return [float(ms) for ms in self._process.ask(request)["times_ms"]]
+            return [float(ms) for ms in self._load().ask(request)["times_ms"]]
 
     def placement(self) -> Placement:
         if self._artifact.backend == "browser-webgpu":
-            return webgpu_placement(self._process.ask({"op": "placement"})["lines"])
+            return webgpu_placement(self._load().ask({"op": "placement"})["lines"])
         count = float_nodes(self._model)
         return Placement(
             float_compute_nodes=count,
             on_target=count,
             evidence=f"{self.device}: this build has no other provider",
         )
+
+    def _load(self) -> _Node:
+        """The Node process of this backend, with this session's model loaded in it.
+
+        One process (one browser) serves all sessions of a backend in turn.
+        """
+        node = _node_of(self._artifact.backend)
+        if node.loaded is not self:
+            request = {
+                "op": "load",
+                "model": str(self._model),
+                "options": dict(self._artifact.options),
+            }
+            node.loaded = None
+            answer = node.ask(request)
+            node.loaded = self
+            self.device = str(answer["device"])
+            self._inputs, self._outputs = answer["inputs"], answer["outputs"]
+        return node
 
     def _write(self, inputs: Mapping[str, np.ndarray], folder: Path) -> dict[str, Any]:
         missing = set(self._inputs) - inputs.keys()
@@ -169,8 +187,26 @@ SHAPE_OPS = frozenset(
 """Ops the provider leaves to the CPU on purpose where they compute shapes; its log has no types."""
 
 
+_nodes: dict[str, _Node] = {}
+
+
+def _node_of(backend: str) -> _Node:
+    node = _nodes.get(backend)
+    if node is None or not node.alive:
+        node = _nodes[backend] = _Node(backend)
+        atexit.register(node.close)
+    return node
+
+
+class NodeEndedError(RuntimeError):
+    """The Node process died under a request: the runtime's crash, not its refusal."""
+
+
 class _Node:
     """The Node process: one line asked, one line answered."""
+
+    loaded: JsSession | None = None
+    """Whose model it holds."""
 
     def __init__(self, backend: str) -> None:
         node = _platform.find_program("node")
@@ -189,11 +225,16 @@ class _Node:
         )
         self._lock = threading.Lock()
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to one request.
 
         Errors:
-            RuntimeError: the runtime refused; the message is its own. Or Node ended.
+            RuntimeError: the runtime refused; the message is its own.
+            NodeEndedError: Node died.
         """
         process = self._process
         assert process.stdin is not None
@@ -208,7 +249,7 @@ class _Node:
         if not line:
             code = process.wait()
             death = _platform.death_of(code)
-            raise RuntimeError(f"node ended: {death or f'exit code {code}'}")
+            raise NodeEndedError(f"node ended: {death or f'exit code {code}'}")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise RuntimeError(str(reply["error"]))
@@ -216,7 +257,8 @@ class _Node:
 
     def close(self) -> None:
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -224,10 +266,6 @@ class _Node:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_process", None) is not None and self._process.returncode is None:
-            self.close()
 
 
 def chromium_program() -> Path | None:

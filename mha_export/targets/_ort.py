@@ -289,6 +289,28 @@ class OrtArtifact:
         return OrtSession(self.models[graph], self.setup)
 
 
+STRICT = "session.disable_cpu_ep_fallback"
+
+
+def optimise_strictly(
+    program: Program, setup: SessionSetup, options: CompileOptions
+) -> OrtArtifact:
+    """As :func:`optimise_once`, with the CPU forbidden to take any node if the graph allows it.
+
+    Where the provider leaves nodes to the CPU the session is made again without the ban, so that
+    the placement can name them; ``notes["strict"]`` says which of the two it was.
+    """
+    strict = replace(setup, config={**setup.config, STRICT: "1"})
+    try:
+        artifact = optimise_once(program, strict, options)
+    except Exception as error:
+        if "fallback" not in str(error).lower():
+            raise
+        artifact = optimise_once(program, setup, options)
+        return replace(artifact, notes={**artifact.notes, "strict": "no: the CPU took nodes"})
+    return replace(artifact, notes={**artifact.notes, "strict": "yes"})
+
+
 def optimise_once(program: Program, setup: SessionSetup, options: CompileOptions) -> OrtArtifact:
     """Optimise each graph, save it, and promise to load the saved one as it is.
 

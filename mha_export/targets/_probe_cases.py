@@ -1,0 +1,229 @@
+"""Known-answer graphs: a model, the inputs to run it on, and what must come out.
+
+Two kinds. A *form* probe is what the exporter would emit for a feature. An *operator* probe is one
+node that states the feature by its own attribute or input, whether or not a form does so: it finds
+the attributes that a runtime ignores in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from mha_export.bounds import ErrorBounds, copy_floor, error_bounds, judge, score_bounds
+from mha_export.cases import Case, cases
+from mha_export.forms import FormParams, all_forms, build_model, form_named
+from mha_export.oracle import OracleInputs, OracleResult, RotaryInputs, attention
+from mha_export.spec import AttentionSpec, DType, RotaryStyle
+from mha_export.targets._features import FEATURES, QUICK
+
+Arrays = dict[str, np.ndarray]
+
+NUMPY = {
+    DType.FP32: np.dtype(np.float32),
+    DType.FP16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.FP64: np.dtype(np.float64),
+}
+SCENARIOS = (
+    *("ordinary", "decode", "poison", "no_past", "short_query", "empty_row"),
+    *("softcap_saturating", "window_edge", "left_padding", "holes"),
+)
+"""The cases of the battery that tell a dropped feature from a kept one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Probe:
+    """One known-answer graph.
+
+    Attributes:
+        form: a form's name, or an operator's (``com.microsoft.GroupQueryAttention``).
+        dtype: of the graph's inputs and outputs.
+        computed_in: what the runtime was told to compute in, where that differs.
+        scenarios: names of the cases to run it on.
+    """
+
+    form: str
+    feature: str
+    dtype: DType
+    spec: AttentionSpec
+    model: ir.Model
+    computed_in: DType
+    scenarios: tuple[str, ...] = SCENARIOS
+
+    def runs(self) -> Iterator[Run]:
+        """The inputs to run it on, with the exact answers."""
+        for answer in answers(self.spec.replace(io_dtype=self.computed_in)):
+            if answer.case.name in self.scenarios:
+                yield Run(probe=self, answer=answer)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """A case, and for each output its error bounds and exact value in the oracle's layout."""
+
+    case: Case
+    outputs: tuple[tuple[str, ErrorBounds, np.ndarray], ...]
+
+
+@lru_cache(maxsize=256)
+def answers(spec: AttentionSpec) -> tuple[Answer, ...]:
+    """The cases of a spec with their answers; kept, for every form and target asks the same."""
+    found = []
+    for case in cases(spec, battery="full"):
+        if case.name in SCENARIOS:
+            exact = attention(spec, case.inputs)
+            found.append(Answer(case=case, outputs=tuple(_expected(spec, case, exact))))
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """One set of inputs of one probe."""
+
+    probe: Probe
+    answer: Answer
+
+    @property
+    def case(self) -> Case:
+        return self.answer.case
+
+    def feeds(self) -> Arrays:
+        feeds = form_feeds(self.probe.spec, self.case.inputs)
+        if "." in self.probe.form:
+            from mha_export.targets._operator_probes import operator_feeds
+
+            return operator_feeds(self.probe.model, self.case, feeds)
+        return feeds
+
+    def judge(self, outputs: Mapping[str, np.ndarray]) -> tuple[str, float, str | None]:
+        """(``ok``, ``imprecise`` or ``wrong``; largest error; what is wrong)."""
+        spec = self.probe.spec.replace(io_dtype=self.probe.computed_in)
+        worst, error, reason = "ok", 0.0, None
+        for name, bounds, wanted in self.answer.outputs:
+            if name not in outputs:
+                return "wrong", float("inf"), f"no output '{name}'"
+            got = _oracle_layout(spec, name, np.asarray(outputs[name]), wanted)
+            found = judge(got, wanted, bounds.ensemble, bounds.floor, coarse=bounds.coarse)
+            error = max(error, found.max_abs)
+            if found.status == "fail":
+                return "wrong", found.max_abs, f"{self.case.name}: {name}: {found.reason}"
+            if found.status == "imprecise":
+                worst = "imprecise"
+                reason = f"{self.case.name}: {name}: {found.factor:.1f} times the bound"
+        return worst, error, reason
+
+
+def form_probes(
+    dtype: DType,
+    *,
+    max_opset: int,
+    computed_in: DType | None = None,
+    quick: bool = False,
+    forms: Sequence[str] | None = None,
+) -> Iterator[Probe]:
+    """Every (form, feature) that the form can state in ``dtype`` at an opset the target reads."""
+    for name in all_forms():
+        form = form_named(name)
+        if forms is not None and name not in forms:
+            continue
+        params = FormParams(opset=max(form.min_opset, min(max_opset, 24)))
+        if params.opset > max_opset:
+            continue
+        for feature, plain in FEATURES.items():
+            spec = plain.replace(io_dtype=dtype)
+            if (quick and feature not in QUICK) or not form.supports(spec, params):
+                continue
+            yield Probe(
+                form=name,
+                feature=feature,
+                dtype=dtype,
+                spec=spec,
+                model=build_model(form, spec, params),
+                computed_in=computed_in or dtype,
+            )
+
+
+def form_feeds(spec: AttentionSpec, inputs: OracleInputs) -> Arrays:
+    """The inputs of a canonical graph: heads merged, the cache in its layout, the I/O dtype."""
+    dtype = NUMPY[spec.io_dtype]
+    feeds: Arrays = {}
+    for name, array in inputs.named():
+        if name.startswith("rotary."):
+            continue
+        if name in ("query", "key", "value"):
+            array = merge_heads(array)
+        elif name.startswith("past") and spec.cache is not None and spec.cache.layout == "bshd":
+            array = array.swapaxes(1, 2)
+        kind = array.dtype.kind
+        feeds[name] = np.ascontiguousarray(array if kind in "bi" else array.astype(dtype))
+    if inputs.rotary is not None:
+        feeds |= _rotary_feeds(spec, inputs.rotary, dtype)
+    return feeds
+
+
+def _rotary_feeds(spec: AttentionSpec, rotary: RotaryInputs, dtype: np.dtype) -> Arrays:
+    assert spec.rotary is not None
+    half = spec.rotary.dim // 2
+    feeds: Arrays = {}
+    for name in ("cos", "sin", "key_cos", "key_sin"):
+        table = getattr(rotary, name)
+        if table is None:
+            continue
+        if table.shape[-1] != half:
+            first = spec.rotary.style is RotaryStyle.HALF
+            table = table[..., :half] if first else table[..., ::2]
+        feeds[name] = np.ascontiguousarray(table).astype(dtype)
+    if rotary.position_ids is not None:
+        feeds["position_ids"] = rotary.position_ids.astype(np.int64)
+    return feeds
+
+
+def merge_heads(x_bhsd: np.ndarray) -> np.ndarray:
+    """[b, h, s, d] to [b, s, h * d]."""
+    b, h, s, d = x_bhsd.shape
+    return np.ascontiguousarray(x_bhsd.swapaxes(1, 2)).reshape(b, s, h * d)
+
+
+def _oracle_layout(
+    spec: AttentionSpec, name: str, got: np.ndarray, wanted: np.ndarray
+) -> np.ndarray:
+    if name == "output" and got.ndim == 3 and spec.combine == "concat":
+        b, s, m = got.shape
+        if m % spec.q_heads == 0:
+            got = got.reshape(b, s, spec.q_heads, m // spec.q_heads).swapaxes(1, 2)
+    if name.startswith("present") and spec.cache is not None and spec.cache.layout == "bshd":
+        got = got.swapaxes(1, 2)
+    if name.startswith("present") and spec.cache is not None and spec.cache.growth != "concat":
+        got = got[:, :, : wanted.shape[2]]
+    return got
+
+
+def _expected(
+    spec: AttentionSpec, case: Case, exact: OracleResult
+) -> Iterator[tuple[str, ErrorBounds, np.ndarray]]:
+    yield "output", error_bounds(spec, case.inputs, exact), exact.output
+    if spec.qk_output is not None:
+        bounds = score_bounds(spec, case.inputs, exact, spec.qk_output)
+        last = {
+            field.name: np.max(getattr(bounds, field.name), axis=-1)
+            for field in dataclasses.fields(bounds)
+        }
+        yield "qk_output", ErrorBounds(**last), exact.scores(spec.qk_output)
+    if spec.cache is None or spec.cache.growth != "concat":
+        return  # rows of a static buffer beyond the lengths are unspecified
+    for name, array in (("key", exact.present_key), ("value", exact.present_value)):
+        if array is not None:
+            yield f"present_{name}", _copied(spec, array), array
+
+
+def _copied(spec: AttentionSpec, exact: np.ndarray) -> ErrorBounds:
+    floor = copy_floor(spec, exact)
+    none = np.zeros_like(floor)
+    return ErrorBounds(ensemble=none, floor=floor, coarse=none, overflow=none.astype(bool))

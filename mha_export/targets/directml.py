@@ -1,0 +1,79 @@
+"""ONNX Runtime's DirectML provider, on Windows.
+
+Facts this file rests on (DirectML 1.15, ONNX Runtime 1.30): the opset ceiling is 22 (from 23 on
+even Reshape falls to the CPU); there is no kernel for ai.onnx Attention, RotaryEmbedding and
+RMSNormalization; memory patterns must be off and execution sequential. What its contrib ops ignore
+in silence is in the shipped capabilities (``data/directml.json``).
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from mha_export.errors import TargetUnavailableError
+from mha_export.targets import _ort, _platform
+from mha_export.targets._ort import SessionSetup
+from mha_export.targets._target import (
+    Availability,
+    Available,
+    CompileOptions,
+    Program,
+    State,
+    Unavailable,
+)
+
+FIX = "on Windows 10 or newer: pip install 'mha-export[directml]' (instead of onnxruntime)"
+
+
+class DirectMlTarget:
+    """ONNX Runtime on any DirectX 12 device."""
+
+    name = "directml"
+    summary = "ONNX Runtime DirectML provider (Windows)"
+    precisions: tuple[str, ...] = ()
+    default_forms = ("ort-mha", "ort-gqa", "primitive")
+    max_opset = 22
+
+    def availability(self) -> Availability:
+        return availability_on(platform.system())
+
+    def compile(self, program: Program, options: CompileOptions) -> _ort.OrtArtifact:
+        ort = _ort.import_ort(self.name, FIX)
+        if "DmlExecutionProvider" not in ort.get_available_providers():
+            raise TargetUnavailableError(
+                "target 'directml': this onnxruntime has no DirectML provider", fix=FIX
+            )
+        setup = SessionSetup(
+            providers=(("DmlExecutionProvider", {}),),
+            threads=options.threads or _platform.usable_cpus(),
+            mem_pattern=False,
+        )
+        return _ort.optimise_strictly(program, setup, options)
+
+
+def availability_on(system: str) -> Availability:
+    """Availability as of an operating system."""
+    try:
+        version = metadata.version("onnxruntime-directml")
+    except metadata.PackageNotFoundError:
+        version = None
+    state: State
+    if system != "Windows":
+        state = Unavailable(reason=f"DirectML is part of Windows; this is {system}", fix=FIX)
+    elif clash := _ort.clash():
+        state = Unavailable(reason=clash[0], fix=clash[1])
+    elif version is None:
+        state = Unavailable(reason="onnxruntime-directml is not installed", fix=FIX)
+    else:
+        state = Available(detail=f"onnxruntime-directml {version}")
+    return Availability(
+        build=state,
+        run=state,
+        runtime="onnxruntime-directml",
+        version=version,
+        device="DirectX 12 device" if isinstance(state, Available) else None,
+    )
+
+
+TARGET = DirectMlTarget()
