@@ -13,6 +13,7 @@ from mha_export.errors import SpecError
 from mha_export.operands import Heads, Operands, ScoreMask
 from mha_export.recognise._axes import composed
 from mha_export.recognise._draft import Draft
+from mha_export.recognise._fit import Fitting
 from mha_export.recognise._lift import Stage
 from mha_export.recognise._liveness import dying
 from mha_export.recognise._mask_binding import RawMask, raw_mask
@@ -31,7 +32,7 @@ _DTYPES = {
 
 def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     """The site that drafts at every choice of sizes agree on."""
-    draft, scene = drafts[0], scenes[0]
+    draft = drafts[0]
     if any(other.signature() != draft.signature() for other in drafts[1:]):
         return Reason(
             code="sizes-disagree",
@@ -50,10 +51,14 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     zeroing = _zeroing(draft)
     if zeroing is not None:
         return zeroing
-    mask = raw_mask(draft, scene, draft.scores.terms)
+    fitting = Fitting(drafts, scenes)
+    full = fitting.completed()
+    if isinstance(full, Reason):
+        return full
+    mask = raw_mask(fitting, full.scores.terms)
     if isinstance(mask, Reason):
         return mask
-    return _site(draft, scenes, mask)
+    return _site(full, scenes, mask)
 
 
 def _zeroing(draft: Draft) -> Reason | None:
@@ -74,6 +79,8 @@ def _zeroing(draft: Draft) -> Reason | None:
 
 def _site(draft: Draft, scenes: Sequence[Scene], mask: RawMask) -> Site | Reason:
     scene = scenes[0]
+    query, key, value = draft.query.heads, draft.key.heads, draft.value.heads
+    assert query is not None and key is not None and value is not None
     sinks = None
     if draft.scores.sink is not None:
         sinks = _sinks(draft, scene)
@@ -83,12 +90,12 @@ def _site(draft: Draft, scenes: Sequence[Scene], mask: RawMask) -> Site | Reason
                 message="the extra column before softmax is not one number a head",
                 value=draft.scores.sink.value.name,
             )
-    io_dtype = _DTYPES.get(scene.dtype(draft.query.heads.value) or ir.DataType.FLOAT)
+    io_dtype = _DTYPES.get(scene.dtype(query.value) or ir.DataType.FLOAT)
     if io_dtype is None:
         return Reason(
             code="dtype",
-            message=f"queries of type {scene.dtype(draft.query.heads.value)} are not floating point",
-            value=draft.query.heads.value.name,
+            message=f"queries of type {scene.dtype(query.value)} are not floating point",
+            value=query.value.name,
         )
     try:
         spec = _spec(draft, scenes, mask, io_dtype)
@@ -97,9 +104,9 @@ def _site(draft: Draft, scenes: Sequence[Scene], mask: RawMask) -> Site | Reason
             code="spec", message=str(error), value=draft.anchor.probabilities.name, nodes=()
         )
     operands = Operands(
-        query=draft.query.heads,
-        key=draft.key.heads,
-        value=draft.value.heads,
+        query=query,
+        key=key,
+        value=value,
         past_key=draft.key.past,
         past_value=draft.value.past,
         score_mask=_score_mask(mask),
@@ -116,6 +123,7 @@ def _score_mask(mask: RawMask) -> ScoreMask | None:
 
 def finished(draft: Draft, spec: AttentionSpec, operands: Operands) -> Site:
     """The site with its nodes, and the reason why it may not be replaced."""
+    assert draft.output is not None
     present = [h for h in (draft.key.present, draft.value.present) if h is not None]
     replaced = [draft.output.value, *(heads.value for heads in present)]
     nodes, dead = dying(replaced, [value for _, value in operands.values()])
@@ -201,8 +209,8 @@ def _spec(draft: Draft, scenes: Sequence[Scene], mask: RawMask, io_dtype: DType)
     return AttentionSpec(
         q_heads=draft.roles.q_heads,
         kv_heads=draft.kv_heads,
-        head_dim=draft.query.heads.dim,
-        v_head_dim=draft.value.heads.dim,
+        head_dim=draft.head_dim,
+        v_head_dim=draft.v_head_dim,
         scale=draft.scale,
         softcap=draft.scores.softcap,
         sinks=draft.scores.sink is not None,
@@ -233,11 +241,3 @@ def _shape(value: ir.Value | None, draft: Draft, scenes: Sequence[Scene]) -> tup
 
 def _dims(draft: Draft, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:
     return "batch", "q_len", "kv_len"
-
-
-def changed(site: Site, **changes: Any) -> Site:
-    return dataclasses.replace(site, **changes)
-
-
-def heads_of(value: ir.Value, like: Heads) -> Heads:
-    return dataclasses.replace(like, value=value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from mha_export.recognise._downstream import (
 )
 from mha_export.recognise._lift import Stage, lifted
 from mha_export.recognise._probabilities import Use, Weighted, read_weighted
-from mha_export.recognise._roles import Roles, along, atoms_of, roles_of
+from mha_export.recognise._roles import Atom, Roles, along, atoms_of, roles_of
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._scores import Scores, read_scores
 from mha_export.recognise._site import Reason
@@ -37,9 +38,12 @@ class Anchor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tensor:
-    """A query, key or value: the value that holds it and what lies between it and the product."""
+    """A query, key or value: the value that holds it and what lies between it and the product.
 
-    heads: Heads
+    ``heads`` is None where no value of the graph holds it in a layout a form reads.
+    """
+
+    heads: Heads | None
     stage: Stage
     past: Heads | None = None
     present: Heads | None = None
@@ -57,7 +61,9 @@ class Draft:
     query: Tensor
     key: Tensor
     value: Tensor
-    output: Heads
+    output: Heads | None
+    stages: Mapping[str, Sequence[Stage]]
+    landings: Sequence[Landing]
 
     @property
     def scale(self) -> float:
@@ -65,7 +71,7 @@ class Draft:
 
     def signature(self) -> tuple[Any, ...]:
         """What must not depend on the sizes chosen."""
-        numbers = (self.roles.q_heads, self.kv_heads, self.query.heads.dim, self.value.heads.dim)
+        numbers = (self.roles.q_heads, self.kv_heads, self.head_dim, self.v_head_dim)
         values = [
             None if heads is None else (heads.value, heads.layout, heads.heads, heads.dim)
             for heads in (
@@ -80,11 +86,32 @@ class Draft:
             )
         ]
         terms = [(term.value, term.kind, term.factor, term.fill) for term in self.scores.terms]
-        return (numbers, values, terms, self.scale, self.scores.softcap)
+        atoms = [len(role) for role in (self.roles.batch, self.roles.heads, self.roles.queries)]
+        return (numbers, values, terms, atoms, self.scale, self.scores.softcap)
 
     @property
     def kv_heads(self) -> int:
-        return self.key.heads.heads
+        return self.roles.q_heads // self.roles.size(self.kv_shared)
+
+    @property
+    def kv_atoms(self) -> tuple[Atom, ...]:
+        """The head atoms that key and value have."""
+        return self.roles.heads[: len(self.roles.heads) - self.kv_shared]
+
+    @property
+    def head_dim(self) -> int:
+        return width_of(self.scores.query.axes[-self.scores.summed :])
+
+    @property
+    def v_head_dim(self) -> int:
+        return width_of(self.weighted.value.axes[-1:])
+
+    def tensor(self, name: str) -> Tensor:
+        return {"query": self.query, "key": self.key, "value": self.value}[name]
+
+    def own(self, name: str) -> int:
+        """How many axes of the tensor's view are its channels."""
+        return 1 if name == "value" else self.scores.summed
 
 
 def read_draft(anchor: Anchor, scene: Scene) -> Draft | tuple[Use, ...] | Reason:
@@ -125,21 +152,13 @@ class _Drafting:
         roles = self._roles()
         if isinstance(roles, Reason):
             return roles
-        output = self._output(roles)
-        if output is None:
-            return self._unbound("output", self.weighted.product.out)
         query = self._tensor("query", roles, roles.heads)
-        if query is None:
-            return self._unbound("query", self.scores.product.left.value)
+        best: Draft | None = None
         for shared in dict.fromkeys((roles.shared, 0)):
             heads = roles.heads[: len(roles.heads) - shared]
             key, value = self._tensor("key", roles, heads), self._tensor("value", roles, heads)
-            if key is None or value is None:
-                continue
             key, value = self._caches(key, value, roles, heads)
-            if key.heads.heads != value.heads.heads:
-                continue
-            return Draft(
+            made = Draft(
                 anchor=self.anchor,
                 scores=self.scores,
                 weighted=self.weighted,
@@ -148,18 +167,15 @@ class _Drafting:
                 query=query,
                 key=key,
                 value=value,
-                output=output,
+                output=self._output(roles),
+                stages=self.stages,
+                landings=self.landings,
             )
-        return self._unbound("key or value", self.scores.product.right.value)
-
-    def _unbound(self, name: str, value: ir.Value) -> Reason:
-        return Reason(
-            code=f"{name.split()[0]}-layout",
-            message=f"no value on the way to {value.name!r} holds the {name} heads as "
-            "[batch, length, heads * dim], [batch, length, heads, dim] or "
-            "[batch, heads, length, dim]",
-            value=value.name,
-        )
+            if key.heads is not None and value.heads is not None:
+                return made
+            best = best or made
+        assert best is not None
+        return best
 
     def _roles(self) -> Roles | Reason:
         views = {name: stages[-1].view for name, stages in self.stages.items()}
@@ -215,7 +231,7 @@ class _Drafting:
     def _own(self, name: str) -> int:
         return 1 if name == "value" else self.scores.summed
 
-    def _tensor(self, name: str, roles: Roles, heads: tuple[Any, ...]) -> Tensor | None:
+    def _tensor(self, name: str, roles: Roles, heads: tuple[Any, ...]) -> Tensor:
         """The highest stage at which the tensor can be bound."""
         length = roles.queries if name == "query" else None
         for stage in reversed(self.stages[name]):
@@ -225,7 +241,7 @@ class _Drafting:
             found = bound(pattern, stage.places(self.scene))
             if found is not None:
                 return Tensor(heads=found, stage=stage)
-        return None
+        return Tensor(heads=None, stage=self.stages[name][0])
 
     def _caches(
         self, key: Tensor, value: Tensor, roles: Roles, heads: tuple[Any, ...]
@@ -238,8 +254,7 @@ class _Drafting:
             return full[0], full[1]
         for name in ("key", "value"):
             self.stages[name] = [stage for stage in self.stages[name] if stage.past is None]
-        bare = [self._tensor(name, roles, heads) for name in ("key", "value")]
-        return bare[0] or key, bare[1] or value
+        return self._tensor("key", roles, heads), self._tensor("value", roles, heads)
 
     def _with_cache(
         self, tensor: Tensor, name: str, roles: Roles, heads: tuple[Any, ...]

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.recognise._axes import Axis, View, composed
+from mha_export.recognise._adapt import arranged, partitioned
+from mha_export.recognise._axes import Axis, View, composed, identity
 from mha_export.recognise._draft import Draft
+from mha_export.recognise._fit import Fitting, SizeUnknownError
 from mha_export.recognise._lift import Stage
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
@@ -31,13 +33,14 @@ class RawMask:
     empty_row: EmptyRow = EmptyRow.NOT_APPLICABLE
 
 
-def raw_mask(draft: Draft, scene: Scene, terms: Sequence[Term]) -> RawMask | Reason:
+def raw_mask(fitting: Fitting, terms: Sequence[Term]) -> RawMask | Reason:
     """Operands that state ``terms`` exactly, values derived where the graph has none."""
+    draft, scene = fitting.draft, fitting.scenes[0]
     keeps: list[ir.Value] = []
     biases: list[ir.Value] = []
     fills: list[float] = []
     for term in terms:
-        placed = place_term(term, draft, scene)
+        placed = place_term(term, fitting)
         if placed is None:
             return Reason(
                 code="mask-layout",
@@ -59,8 +62,8 @@ def raw_mask(draft: Draft, scene: Scene, terms: Sequence[Term]) -> RawMask | Rea
             )
         fills.append(fill)
         keeps.append(placed)
-    bias = _joined(biases, "Add", draft, scene)
-    keep = _joined(keeps, "And", draft, scene)
+    bias = _joined(biases, "Add", fitting)
+    keep = _joined(keeps, "And", fitting)
     absolute = bool(fills) and all(fill == -np.inf for fill in fills)
     if keep is None:
         row = EmptyRow.ZERO if draft.weighted.zeroed else EmptyRow.NOT_APPLICABLE
@@ -72,36 +75,40 @@ def raw_mask(draft: Draft, scene: Scene, terms: Sequence[Term]) -> RawMask | Rea
     return RawMask(keep=keep, bias=bias, fill="-inf" if absolute else "min", empty_row=row)
 
 
-def _joined(values: list[ir.Value], op: str, draft: Draft, scene: Scene) -> ir.Value | None:
+def _joined(values: list[ir.Value], op: str, fitting: Fitting) -> ir.Value | None:
     if not values:
         return None
     result = values[0]
     for value in values[1:]:
-        (result,) = scene.context.derive(op, [result, value], before=draft.anchor.node)
+        result = fitting.derive(op, [result, value])
     return result
 
 
-def place_term(term: Term, draft: Draft, scene: Scene) -> ir.Value | None:
+def place_term(term: Term, fitting: Fitting) -> ir.Value | None:
     """The term as a value that broadcasts to [b, h, s, t], its last axis all keys."""
-    before = draft.anchor.node
-    value = _aligned(term, draft, scene) or _materialised(term, draft, scene)
+    draft, scene = fitting.draft, fitting.scenes[0]
+    value = _aligned(term, draft, scene)
+    if value is None:
+        try:
+            value = _materialised(term, fitting)
+        except SizeUnknownError:
+            return None
     if value is None:
         return None
     if term.kind == "hide":
-        return _negated(value, before, scene)
+        return _negated(value, fitting)
     if term.kind == "additive" and term.factor != 1.0:
         dtype = scene.dtype(term.value) or ir.DataType.FLOAT
         factor = np.asarray(term.factor).astype(dtype.numpy())
-        (value,) = scene.context.derive("Mul", [value, factor], before=before)
+        return fitting.derive("Mul", [value, factor])
     return value
 
 
-def _negated(value: ir.Value, before: ir.Node, scene: Scene) -> ir.Value:
+def _negated(value: ir.Value, fitting: Fitting) -> ir.Value:
     node = value.producer()
     if node is not None and node.op_type == "Not" and node.inputs[0] is not None:
         return node.inputs[0]
-    (negated,) = scene.context.derive("Not", [value], before=before)
-    return negated
+    return fitting.derive("Not", [value])
 
 
 def _aligned(term: Term, draft: Draft, scene: Scene) -> ir.Value | None:
@@ -144,41 +151,36 @@ def role_axes(view: View, draft: Draft) -> list[Axis] | None:
     return [*(along(role, strides) for role in (roles.batch, roles.heads, roles.queries)), keys]
 
 
-def _materialised(term: Term, draft: Draft, scene: Scene) -> ir.Value | None:
-    """The term spread over the scores it meets, then rearranged as the scores are."""
-    level = scene.dims(term.level)
-    natural = _natural_space(draft)
-    if level is None or natural is None:
+def _materialised(term: Term, fitting: Fitting) -> ir.Value | None:
+    """The term rearranged from the axes of the scores it meets to batch, heads, queries, keys.
+
+    It is only spread along factors that a reshape has to cut or join, and along the keys.
+    """
+    draft, scene = fitting.draft, fitting.scenes[0]
+    place = draft.scores.terms.index(term)
+    level, own = scene.dims(term.level), scene.dims(term.value)
+    if level is None or own is None:
         return None
-    before = draft.anchor.node
-    context = scene.context
-    value = term.value
-    if scene.dims(value) != level:
-        (shape,) = context.derive("Shape", [term.level], before=before)
-        (value,) = context.derive("Expand", [value, shape], before=before)
-    for node in draft.scores.rearrangements(term.level):
-        (value,) = context.derive(
-            node.op_type,
-            [value, *node.inputs[1:]],
-            {name: attribute.value for name, attribute in node.attributes.items()},
-            before=before,
-        )
-    if natural:
-        return value
-    return _to_roles(value, draft, scene)
-
-
-def _natural_space(draft: Draft) -> bool | None:
-    """Whether the space's axes already are batch, heads, queries, keys, one each."""
-    if len(draft.scores.space) != 4 or draft.scores.axis != 3:
-        return False
-    places = [
-        {atom.axis for atom in role}
-        for role in (draft.roles.batch, draft.roles.heads, draft.roles.queries)
+    parts = fitting.parts(lambda d: d.scores.terms[place].level_view, "bst", draft.roles.heads, 0)
+    axes = None if parts is None else partitioned(identity(term.level, level).axes, parts)
+    if parts is None or axes is None:
+        return None
+    padded = (1,) * (len(level) - len(own)) + own
+    present = [axis if size != 1 else [] for axis, size in zip(axes, padded, strict=True)]
+    here = {id(part) for axis in present for part in axis}
+    needed = {
+        role
+        for role in "bhst"
+        if role == "t"
+        or len({id(part) in here for part in parts if part.role == role and part.size > 1}) == 2
+    }
+    spread = [
+        axis if any(part.role in needed for part in axis) else kept
+        for axis, kept in zip(axes, present, strict=True)
     ]
-    return all(found <= {axis} for axis, found in enumerate(places))
-
-
-def _to_roles(value: ir.Value, draft: Draft, scene: Scene) -> ir.Value | None:
-    """A value over the whole space, reshaped and transposed to [b, h, s, t]."""
-    return None
+    value = term.value
+    if spread != present or len(own) != len(level):
+        value = fitting.derive("Expand", [value, fitting.derive.exact_shape(spread)])
+    flat = [part for axis in spread for part in axis]
+    order = [[part for part in parts if part.role == role and part in flat] for role in "bhst"]
+    return arranged(value, spread, order, fitting.derive)

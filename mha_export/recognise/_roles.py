@@ -39,6 +39,10 @@ class Roles:
     queries: tuple[Atom, ...]
     shared: int
 
+    def size(self, trailing: int) -> int:
+        """How many heads the last ``trailing`` head atoms make."""
+        return _size(self.heads[len(self.heads) - trailing :]) if trailing else 1
+
     def strides(self, view: View) -> dict[Atom, int] | None:
         """How a view over the space's axes moves along each atom; None where it cuts finer."""
         found: dict[Atom, int] = {}

@@ -44,6 +44,8 @@ class Scene:
                     content = np.zeros(1) if filled is None else np.asarray(filled.numpy())
                 elif node.op_type in ("Cast", "CastLike"):
                     return self.uniform(node.inputs[0])
+                elif node.op_type == "Mul" and 0.0 in map(self.uniform, node.inputs):
+                    return 0.0
         if content is None or content.size == 0 or content.dtype.kind in "US":
             return None
         first = content.reshape(-1)[0]

@@ -34,13 +34,14 @@ class Term:
         kind: ``additive``: ``factor * value`` is added; ``keep``: the score becomes ``fill`` where
             False; ``hide``: where True.
         view: the operand over the axes of the scores space.
-        level: the scores before this step.
+        level: the scores before this step, and the space's axes as a view of them.
     """
 
     value: ir.Value
     kind: Literal["additive", "keep", "hide"]
     view: View
     level: ir.Value
+    level_view: View
     node: ir.Node
     factor: float = 1.0
     fill: float | None = None
@@ -279,6 +280,13 @@ def _sum(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Reason
     first, second = inputs
     if node.op_type == "Sub" and _is_row_maximum(second, state, scene):
         return _through(state, node, scene)
+    for inner, other in ((first, second), (second, first)):
+        if scene.uniform(other) == 0.0:
+            outer = _below(state, inner, scene)
+            if outer is not None:
+                return state.at(inner, outer, node)
+        if node.op_type == "Sub":
+            break
     failures: list[Reason] = []
     for scores, term, sign in _sides(first, second, node, state, scene):
         found = _with_term(state, node, scores, term, sign, scene)
@@ -328,6 +336,7 @@ def _with_term(
         kind="additive",
         view=view,
         level=scores,
+        level_view=outer,
         node=node,
         factor=sign * state.factor,
     )
@@ -419,6 +428,7 @@ def _chosen(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Rea
             kind=kind,
             view=view,
             level=inner,
+            level_view=outer,
             node=node,
             fill=fill * state.factor,
         )

@@ -67,6 +67,11 @@ class Shapes:
             self._contents[value] = self._constant_content(value)
         return self._contents[value]
 
+    def learn(self, node: ir.Node) -> None:
+        """Follow a node that was put into the graph after the pass."""
+        if any(value not in self._shapes for value in node.outputs):
+            self._node(node)
+
     def declared(self, value: ir.Value) -> Shape | None:
         """What the file says the shape is, its symbols replaced by their sizes."""
         if value.shape is None:
