@@ -10,9 +10,9 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 
 from mha_export.errors import MhaExportError
 from mha_export.evaluator import Arrays, Evaluator
@@ -20,6 +20,9 @@ from mha_export.targets._files import model_bytes
 from mha_export.targets._registry import target_named
 from mha_export.targets._target import CannotRun, CompileOptions, Program, Target
 from mha_export.targets._worker import Job, Limits, Worker
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 LIMITS = Limits(seconds=60.0)
 

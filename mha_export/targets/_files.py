@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any
 
 from mha_export.targets._target import CompileOptions
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def work_folder(options: CompileOptions) -> Path:
@@ -21,6 +22,8 @@ def work_folder(options: CompileOptions) -> Path:
 
 def model_bytes(model: ir.Model) -> bytes:
     """The model in one piece: external weights are embedded. The model itself is not changed."""
+    import onnx_ir as ir
+
     proto = ir.to_proto(model)
     embed_external(model, proto)
     return bytes(proto.SerializeToString())
@@ -28,6 +31,8 @@ def model_bytes(model: ir.Model) -> bytes:
 
 def embed_external(model: ir.Model, proto: Any) -> None:
     """Give the initializers of ``proto`` the data that ``model`` keeps in external files."""
+    import onnx_ir as ir
+
     tensors = {
         name: value.const_value
         for name, value in model.graph.initializers.items()
@@ -46,6 +51,8 @@ def pack(source: Path, destination: Path) -> Path:
     Errors:
         RuntimeError: one file would be over the 2 GiB that protobuf can hold.
     """
+    import onnx_ir as ir
+
     model = ir.load(source)
     size = sum(
         value.const_value.nbytes

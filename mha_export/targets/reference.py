@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 
 from mha_export.targets._files import embed_external
 from mha_export.targets._target import (
@@ -25,6 +24,9 @@ from mha_export.targets._target import (
     Placement,
     Program,
 )
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class ReferenceSession:
@@ -69,6 +71,7 @@ def evaluator_for(model: ir.Model) -> Any:
     The evaluator ignores ``overload`` and refuses omitted trailing inputs of a function; inlining
     keeps to the standard on both.
     """
+    import onnx_ir as ir
     from onnx.reference import ReferenceEvaluator
     from onnx_ir.passes.common import InlinePass
 
@@ -89,6 +92,8 @@ class ReferenceArtifact:
     models: Mapping[str, Path]
 
     def load(self, graph: str = "main") -> ReferenceSession:
+        import onnx_ir as ir
+
         return ReferenceSession(ir.load(self.models[graph]))
 
 
@@ -108,6 +113,8 @@ class ReferenceTarget:
 
     def compile(self, program: Program, options: CompileOptions) -> ReferenceArtifact:
         """Load each graph once, so that one it cannot read is refused here and not later."""
+        import onnx_ir as ir
+
         started = time.perf_counter()
         for path in program.graphs.values():
             ReferenceSession(ir.load(path))
