@@ -39,6 +39,25 @@ PLAIN = (
     "k_norm_bias",
 )
 
+WEIGHTS = ("sinks", "q_norm_weight", "k_norm_weight", "q_norm_bias", "k_norm_bias")
+ROOT = "root of "
+"""Before the name of an operand: the initializer that a reshaped weight comes from."""
+
+_BOOLEAN = frozenset(
+    {
+        "And",
+        "Equal",
+        "Greater",
+        "GreaterOrEqual",
+        "IsNaN",
+        "Less",
+        "LessOrEqual",
+        "Not",
+        "Or",
+        "Xor",
+    }
+)
+
 
 class UnfeedableError(Exception):
     """No inputs were found that give the operands; the text says which."""
@@ -104,6 +123,7 @@ class Feeder:
     # Cut operands.
 
     def _operand_array(self, name: str, value: ir.Value, case: Case) -> np.ndarray:
+        name = name.removeprefix(ROOT)
         array = getattr(case.inputs, name)
         assert array is not None, f"a case without operand {name}"
         if name in HEADS:
@@ -119,7 +139,7 @@ class Feeder:
             array = array.reshape(shape)
         if array.dtype.kind == "f":
             return np.asarray(array, self._float)
-        return np.asarray(array, _dtype_of(value, array.dtype))
+        return np.asarray(array, input_dtype(value, name, self._float))
 
     def _default(self, stop: ir.Value, rng: np.random.Generator) -> np.ndarray:
         """Ordinary content: Gaussian floats, ones; zeros where only the shape counts."""
@@ -127,10 +147,10 @@ class Feeder:
         if shape is None:
             raise UnfeedableError(f"the shape of {stop.name} is not known at any size")
         if stop in self._shape_only:
-            return np.zeros(shape, _dtype_of(stop, np.dtype(np.float32)))
+            return np.zeros(shape, input_dtype(stop, None, self._float))
         if stop.const_value is not None:
             return np.asarray(stop.const_value.numpy())
-        dtype = _dtype_of(stop, self._float)
+        dtype = input_dtype(stop, None, self._float)
         if dtype.kind in "biu":
             return np.ones(shape, dtype)
         return rng.standard_normal(shape).astype(dtype)
@@ -329,13 +349,19 @@ def _says(found: np.ndarray, wanted: np.ndarray) -> bool:
     return bool(np.array_equal(found, wanted.astype(found.dtype)))
 
 
-def _dtype_of(value: ir.Value, default: np.dtype) -> np.dtype:
+def input_dtype(value: ir.Value, name: str | None, io_dtype: np.dtype) -> np.dtype:
+    """The element type of a slice input: as annotated, else what its role implies."""
     dtype = value.dtype
-    if dtype is None:
-        node = value.producer()
-        if node is not None and node.op_type == "Cast":
-            dtype = ir.DataType(node.attributes["to"].as_int())
-    return default if dtype is None else np.dtype(dtype.numpy())
+    node = value.producer()
+    if dtype is None and node is not None and node.op_type == "Cast":
+        dtype = ir.DataType(node.attributes["to"].as_int())
+    if dtype is not None:
+        return np.dtype(dtype.numpy())
+    if name == "keep" or (node is not None and node.op_type in _BOOLEAN):
+        return np.dtype(np.bool_)
+    if name in ("key_padding", "kv_lengths", "prefix_lengths", "document_ids"):
+        return np.dtype(np.int64)
+    return io_dtype
 
 
 def to_bhsd(array: np.ndarray, heads: Heads) -> np.ndarray:

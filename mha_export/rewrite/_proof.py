@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,7 @@ from mha_export.bounds import (
     copy_floor,
     error_bounds,
     judge,
+    numpy_dtype,
     score_bounds,
 )
 from mha_export.cases import Case, cases
@@ -31,11 +33,22 @@ from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context
 from mha_export.rewrite._clone import with_values
 from mha_export.rewrite._emit import emit_site
-from mha_export.rewrite._feeds import HEADS, PLAIN, Feeder, Feeds, UnfeedableError, to_bhsd
+from mha_export.rewrite._feeds import (
+    HEADS,
+    PLAIN,
+    ROOT,
+    WEIGHTS,
+    Feeder,
+    Feeds,
+    UnfeedableError,
+    input_dtype,
+    to_bhsd,
+)
 from mha_export.rewrite._outcome import Choice, Proof, ProofCase, RewriteSettings
 from mha_export.rewrite._sizes import SizedSite, sized_sites
 from mha_export.rewrite._slice import Slice, as_graph, backward_slice
 from mha_export.rewrite._structure import structure_key
+from mha_export.spec import AttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,10 +94,11 @@ def exhibit(site: Site, context: Context) -> Exhibit:
             for value in part.stops
             if value not in part.shape_only
         }
-        leaking = _leaking(site, cuts, original, shape_only, context)
+        leaking = _leaking(cuts, original, shape_only, context)
         if not leaking:
             break
         cuts = {value: name for value, name in cuts.items() if value not in leaking}
+        cuts.update(_weight_roots(leaking, site, original))
     return Exhibit(
         site=site,
         original=original,
@@ -110,23 +124,42 @@ def _operand_cuts(site: Site) -> dict[ir.Value, str]:
 
 
 def _leaking(
-    site: Site,
     cuts: Mapping[ir.Value, str],
     original: Slice,
     shape_only: frozenset[ir.Value],
     context: Context,
 ) -> set[ir.Value]:
-    """Cut values whose own sources the original reads by another way too.
+    """Cut values that the original does not read, or whose own sources it reads by another way too.
 
-    Feeding both would be feeding two truths. Also one value bound to two operands.
+    Feeding both would be feeding two truths: such an operand is computed inside the slices.
     """
     others = {v for v in original.stops if v not in cuts and v not in shape_only}
     leaking = set()
     for value in cuts:
         sources = context.sources(value)
-        if sources != frozenset({value}) and sources & others:
+        derived = value.producer() is not None and value not in original.stops
+        if sources != frozenset({value}) and (sources & others or derived):
             leaking.add(value)
     return leaking
+
+
+def _weight_roots(leaking: set[ir.Value], site: Site, original: Slice) -> dict[ir.Value, str]:
+    """The initializers that derived sinks and norm weights come from: cut there instead.
+
+    Left in, every layer would be a structure of its own, and zero sinks would prove nothing.
+    """
+    roots: dict[ir.Value, str] = {}
+    for name in WEIGHTS:
+        value = getattr(site.operands, name)
+        if value is None or value not in leaking:
+            continue
+        node = value.producer()
+        while node is not None and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze"):
+            source = node.inputs[0]
+            if source is not None and source in original.initializers:
+                roots[source] = f"{ROOT}{name}"
+            node = None if source is None else source.producer()
+    return roots
 
 
 class Prover:
@@ -186,19 +219,36 @@ class Prover:
 
     def _cases(self, site: Site, sized: SizedSite, *, first: bool) -> Iterator[Case]:
         battery = self._settings.battery if first else "ordinary"
-        return cases(site.spec, seed=self._settings.seed, dims=sized.dims, battery=battery)
+        return cases(
+            _spec_at(site, sized), seed=self._settings.seed, dims=sized.dims, battery=battery
+        )
 
     def _model(self, shown: Exhibit, graph: ir.Graph) -> ir.Model:
         source = self._context.model
         graph.opset_imports.update({**source.graph.opset_imports, **graph.opset_imports})
+        io_dtype = numpy_dtype(shown.site.spec.io_dtype)
+        stops = {stop.name: stop for stop in shown.stops}
         for value in graph.inputs:
-            if value.dtype is None:
-                value.dtype = ir.DataType.FLOAT
+            stop = stops[value.name]
+            dtype = input_dtype(stop, shown.cuts.get(stop), io_dtype)
+            value.type = ir.TensorType(ir.DataType.from_numpy(dtype))
         return ir.Model(
             graph,
             ir_version=source.ir_version,
             functions=[function.clone() for function in source.functions.values()],
         )
+
+
+def _spec_at(site: Site, sized: SizedSite) -> AttentionSpec:
+    """The spec with the lengths left open, and masks of the shapes they have at these sizes."""
+    shapes: dict[str, Any] = {}
+    for name in ("keep", "bias"):
+        value = getattr(site.operands, name)
+        shape = None if value is None else sized.view.shape(value)
+        if shape is not None and getattr(site.spec.mask, name) is not None:
+            shapes[name] = (1,) * (1 - len(shape)) + shape
+    mask = dataclasses.replace(site.spec.mask, **shapes)
+    return site.spec.replace(batch="batch", q_len="q_len", kv_len="kv_len", mask=mask)
 
 
 def _original_graph(shown: Exhibit) -> ir.Graph:

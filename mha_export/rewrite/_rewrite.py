@@ -52,6 +52,7 @@ def rewrite(
     """
     settings = settings or RewriteSettings()
     choices = {site.id: _permitted(site, choose(site)) for site in recognition.sites}
+    restore_order(recognition.model)  # the recogniser's own copy, to which it added nodes
     cloned = ClonedModel(recognition.model)
     sites = [cloned.site(site) for site in recognition.sites]
     opset = _final_opset(cloned.model, list(choices.values()))

@@ -193,21 +193,39 @@ def _guesses(site: Site, symbols: Mapping[str, bool]) -> Iterator[tuple[dict[str
 
 
 def _baked_lengths(site: Site) -> list[int]:
-    """Numbers written into the shapes the site's own nodes reshape to, and their quotients by h."""
+    """Numbers written into the shapes around the site, and their quotients by the heads.
+
+    An exporter that traced one length leaves it there: at any other the graph does not run.
+    """
     found: dict[int, None] = {}
     for dim in (site.spec.q_len, site.spec.kv_len, site.spec.batch):
         if isinstance(dim, int):
             found.setdefault(dim)
-    for node in site.nodes:
-        for value in node.inputs[1:]:
-            if value is None or value.const_value is None or value.const_value.size > 8:
+    for node in _surroundings(site):
+        for value in node.inputs if node.op_type == "Concat" else node.inputs[1:]:
+            tensor = None if value is None else ir.convenience.get_const_tensor(value)
+            if tensor is None or tensor.dtype is not ir.DataType.INT64 or tensor.size > 8:
                 continue
-            if value.dtype is ir.DataType.INT64:
-                for number in value.const_value.numpy().reshape(-1).tolist():
-                    found.setdefault(number)
-                    if number % site.spec.q_heads == 0:
-                        found.setdefault(number // site.spec.q_heads)
+            for number in tensor.numpy().reshape(-1).tolist():
+                found.setdefault(number)
+                if number % site.spec.q_heads == 0:
+                    found.setdefault(number // site.spec.q_heads)
     return [number for number in found if 1 <= number <= _MAX_LENGTH][:8]
+
+
+def _surroundings(site: Site) -> Iterator[ir.Node]:
+    """The shape-giving nodes of the site and for some way above its operands."""
+    pending: list[ir.Node | None] = [*site.nodes]
+    pending += [value.producer() for _, value in site.operands.values()]
+    seen: set[ir.Node] = set()
+    while pending and len(seen) < 400:
+        node = pending.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in ("Concat", "Expand", "Reshape", "Slice", "Tile"):
+            yield node
+        pending += [value.producer() for value in node.inputs if value is not None]
 
 
 def _variations(

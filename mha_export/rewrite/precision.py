@@ -3,13 +3,13 @@
 What changes: floating weights and constants, floating graph inputs and outputs (a caller of an fp16
 export feeds and reads fp16), element types written into nodes. What does not:
 
-* **Positions and masks.** Whatever is computed from integers, shapes and constants alone (rotary angles,
-  relative positions, mask arithmetic) stays fp32 up to where it meets an activation: at position
-  3000 an fp16 angle is off by a whole radian.
+* **Positions and masks.** Whatever is computed from integers, shapes and constants alone (rotary
+  angles, relative positions, mask arithmetic) stays fp32 up to where it meets an activation: at
+  position 3000 an fp16 angle is off by a whole radian.
 * **Sums of squares.** A norm spelled out in small nodes stays fp32 from the power to the reciprocal
   root: 256 squared is infinite in fp16.
-* **Operators without the type.** Where the schema of an operator does not take the new type it is put
-  between casts.
+* **Operators without the type.** Where the schema of an operator does not take the new type it is
+  put between casts.
 
 Constants beyond the new range become its largest number of that sign (a mask of -3.4e38 becomes
 -65504, not -inf: a row that is masked throughout stays a mean and does not become NaN); tiny
@@ -83,7 +83,7 @@ class _Caster:
         self._convert(self._model.graph)
         for value in (*self._model.graph.inputs, *self._model.graph.outputs):
             if value.dtype in _FLOATS:
-                value.dtype = self._to
+                value.type = ir.TensorType(self._to)
 
     # Which values change.
 
@@ -154,12 +154,12 @@ class _Caster:
             return
         for output in node.outputs:
             if _is_float(output):
-                output.dtype = ir.DataType.FLOAT
+                output.type = ir.TensorType(ir.DataType.FLOAT)
 
     def _convert_outputs(self, node: ir.Node) -> None:
         for output in node.outputs:
             if _is_float(output) or (output.dtype is None and node.domain != ""):
-                output.dtype = self._to
+                output.type = ir.TensorType(self._to)
 
     def _as(self, value: ir.Value, wanted: ir.DataType, reader: ir.Node) -> ir.Value:
         """``value`` in the wanted type: itself, a converted constant, or behind one shared Cast."""
@@ -301,7 +301,7 @@ def _fitted(array: np.ndarray, to: ir.DataType) -> np.ndarray:
 
 def _within(array: np.ndarray, to: ir.DataType) -> np.ndarray:
     """``array`` in its own type, moved into the range of another."""
-    limits = ml_dtypes.finfo(to.numpy())
+    limits = ml_dtypes.finfo(to.numpy())  # type: ignore[no-untyped-call]
     wide = array.astype(np.float32)
     finite = np.isfinite(wide)
     clipped = np.clip(wide, float(limits.min), float(limits.max))
