@@ -66,7 +66,7 @@ def value_lineage(heads: Heads, context: Context, anchor: ir.Node, *, cache: boo
 
 
 def _channels(line: Lineage, context: Context, anchor: ir.Node) -> Lineage:
-    """Take scale, rotary and norm off, in the order they are met; nothing passes a norm but layout."""
+    """Take scale, rotary and norm off as they are met; nothing but layout lies above a norm."""
     for _ in range(4):
         heads = lowered(line.heads, context)
         line = replace(line, heads=heads)

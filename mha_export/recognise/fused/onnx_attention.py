@@ -201,9 +201,16 @@ def _mask(fused: FusedNode, inputs: _Inputs) -> Bound:
     shape = mask_shape(fused, inputs.mask)
     operands["keep" if boolean else "bias"] = inputs.mask
     if not own.hides_keys:
-        kind = "keep" if boolean else "additive"
-        operands["score_mask"] = ScoreMask(value=inputs.mask, kind=kind)
-    return Bound(spec=dataclasses.replace(own, **part, empty_row=EmptyRow.ZERO), operands=operands)
+        operands["score_mask"] = ScoreMask(
+            value=inputs.mask, kind="keep" if boolean else "additive"
+        )
+    spec = dataclasses.replace(
+        own,
+        keep=shape if boolean else None,
+        bias=None if boolean else shape,
+        empty_row=EmptyRow.ZERO,
+    )
+    return Bound(spec=spec, operands=operands)
 
 
 def _causal(fused: FusedNode, inputs: _Inputs) -> CausalAlignment | None:

@@ -1,0 +1,178 @@
+"""What the ``com.microsoft`` attention ops have in common: masks, packed projections, causality.
+
+Their CPU kernel (ONNX Runtime 1.32) adds ``mask_filter_value`` (-10000 unless stated) where a mask
+is 0, and writes the dtype's minimum above the causal diagonal, which starts at the past length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from mha_export.operands import Heads, Layout
+from mha_export.recognise.fused._mask_reading import Bound, mask_shape
+from mha_export.recognise.fused._node import FusedNode, short
+from mha_export.spec import CausalAlignment, Dim, EmptyRow, MaskSpec
+
+
+def masked(
+    fused: FusedNode,
+    *,
+    mask: ir.Value | None,
+    bias: ir.Value | None,
+    causal: CausalAlignment | None,
+    batch: ir.Value,
+) -> Bound:
+    """Flags or lengths, an attention bias and causality as one mask spec.
+
+    A finite filter beside the causal minimum is two fills; the flags are then bound as a bias.
+    """
+    filler = short(fused.number("mask_filter_value", -10000.0))
+    operands: dict[str, Any] = {}
+    shape: tuple[Dim, ...] | None = None
+    if bias is not None:
+        operands["bias"], shape = bias, mask_shape(fused, bias)
+    if mask is None:
+        spec = MaskSpec(
+            causal=causal,
+            bias=shape,
+            fill="-inf" if causal is None else "min",
+            empty_row=EmptyRow.NOT_APPLICABLE if shape is None else EmptyRow.NAN,
+        )
+        return Bound(spec=spec, operands=operands)
+    rank = fused.rank(mask)
+    if rank == 1 and not _same_length(fused, mask, batch):
+        fused.refuse(
+            "mask-index",
+            f"{mask.name} holds start and end positions, not one length per sequence",
+            "give a [batch, keys] mask of 0 and 1",
+            value=mask,
+        )
+    if rank not in (1, 2, 3):
+        fused.refuse("mask-rank", f"{mask.name} has rank {rank}; expected 1 to 3", value=mask)
+    if causal is None and rank < 3:
+        operands["kv_lengths" if rank == 1 else "key_padding"] = (
+            as_int64(fused, mask) if rank == 1 else mask
+        )
+        spec = MaskSpec(
+            bias=shape,
+            lengths=rank == 1,
+            padding=rank == 2,
+            fill=filler,
+            empty_row=EmptyRow.FINITE,
+        )
+        return Bound(spec=spec, operands=operands)
+    if rank == 1:
+        fused.refuse(
+            "lengths-and-causal",
+            "lengths are filled with a finite number and the future with the dtype's minimum",
+            "give the lengths as a [batch, keys] mask",
+            value=mask,
+        )
+    flags = _as_bias(fused, mask, rank, filler)
+    total = flags if bias is None else fused.derive("Add", [bias, flags], dtype=bias.dtype)
+    operands["bias"] = total
+    keys: Dim = fused.dim(mask, rank - 1, "kv_len")
+    rows: Dim = 1 if rank == 2 else fused.dim(mask, 1, "q_len")
+    first = fused.dim(mask, 0, "batch")
+    shape = (first, 1, rows, keys)
+    if bias is not None:
+        own = mask_shape(fused, bias)
+        shape = (first, own[1], own[2], own[3])
+    spec = MaskSpec(
+        causal=causal,
+        bias=shape,
+        fill="-inf" if causal is None else "min",
+        empty_row=EmptyRow.NAN,
+    )
+    return Bound(spec=spec, operands=operands)
+
+
+def _same_length(fused: FusedNode, mask: ir.Value, batch: ir.Value) -> bool:
+    own, whole = fused.shape(mask), fused.shape(batch)
+    return own is not None and whole is not None and own[0] == whole[0]
+
+
+def as_int64(fused: FusedNode, value: ir.Value) -> ir.Value:
+    """The same whole numbers as int64."""
+    if value.dtype is ir.DataType.INT64:
+        return value
+    shape = None if value.shape is None else list(value.shape)
+    return fused.derive(
+        "Cast",
+        [value],
+        {"to": int(ir.DataType.INT64)},
+        dtype=ir.DataType.INT64,
+        shape=shape,  # type: ignore[arg-type]
+    )
+
+
+def _as_bias(fused: FusedNode, mask: ir.Value, rank: int, filler: float) -> ir.Value:
+    """[b, 1, 1 or s, t]: 0 where the flag is set, the filter elsewhere."""
+    dtype = fused.required(0, "query").dtype or ir.DataType.FLOAT
+    flags = fused.derive("Cast", [mask], {"to": int(ir.DataType.BOOL)}, dtype=ir.DataType.BOOL)
+    axes = np.asarray([1, 2] if rank == 2 else [1], np.int64)
+    placed = fused.derive("Unsqueeze", [flags, axes], dtype=ir.DataType.BOOL)
+    zero, fill = np.zeros((), dtype.numpy()), np.asarray(filler, dtype.numpy())
+    return fused.derive("Where", [placed, zero, fill], dtype=dtype)
+
+
+def split_last(fused: FusedNode, value: ir.Value, widths: Sequence[int]) -> tuple[ir.Value, ...]:
+    """Parts of the last axis, of the widths given."""
+    lead = list(value.shape)[:-1] if value.shape is not None else None
+    parts = fused.context.derive(
+        "Split",
+        [value, np.asarray(widths, np.int64)],
+        {"axis": -1},
+        before=fused.node,
+        outputs=len(widths),
+    )
+    for part, width in zip(parts, widths, strict=True):
+        if value.dtype is not None:
+            part.type = ir.TensorType(value.dtype)
+        if lead is not None:
+            part.shape = ir.Shape([*lead, width])
+    return parts
+
+
+def stacked(fused: FusedNode, value: ir.Value, count: int) -> tuple[ir.Value, ...]:
+    """The ``count`` tensors stacked on axis 3 of [b, s, h, count, d], each [b, s, h, d]."""
+    dims = None if value.shape is None else list(value.shape)
+    parts = []
+    for index in range(count):
+        chosen = np.asarray(index, np.int64)
+        shape = None if dims is None else [dims[0], dims[1], dims[2], dims[4]]
+        parts.append(
+            fused.derive(
+                "Gather",
+                [value, chosen],
+                {"axis": 3},
+                dtype=value.dtype,
+                shape=shape,  # type: ignore[arg-type]
+            )
+        )
+    return tuple(parts)
+
+
+def biased(fused: FusedNode, heads: Heads, bias: ir.Value, start: int) -> Heads:
+    """``heads`` plus its part of the packed projection bias."""
+    width = heads.heads * heads.dim
+    bounds = [np.asarray([n], np.int64) for n in (start, start + width, 0)]
+    part = fused.derive("Slice", [bias, *bounds], dtype=bias.dtype, shape=[width])
+    dims = None if heads.value.shape is None else list(heads.value.shape)
+    total = fused.derive(
+        "Add",
+        [heads.value, part],
+        dtype=heads.value.dtype,
+        shape=dims,  # type: ignore[arg-type]
+    )
+    return Heads(value=total, layout=Layout.BSM, heads=heads.heads, dim=heads.dim)
+
+
+def scale_of(fused: FusedNode) -> float | None:
+    """The stated scale; 0 and absent both mean the default."""
+    stated = fused.number("scale", 0.0)
+    return None if stated == 0.0 else short(stated)

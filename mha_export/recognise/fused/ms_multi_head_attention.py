@@ -1,0 +1,130 @@
+"""``com.microsoft`` MultiHeadAttention.
+
+Query, key and value [b, s, h * d], or packed QKV [b, s, h, 3, d], or packed KV [b, t, h, 2, d], or
+keys and values of a cross attention as [b, h, t, d]; a packed projection bias; a key padding mask
+[b] (lengths), [b, t] or [b, s, t]; an attention bias; a past that the node prepends.
+"""
+
+from __future__ import annotations
+
+
+from mha_export.operands import Heads, Layout, Operands
+from mha_export.recognise._site import Site
+from mha_export.recognise.fused import _microsoft as microsoft
+from mha_export.recognise.fused._node import FusedNode, Reader
+from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment
+
+
+def _read(fused: FusedNode) -> Site:
+    for index, name in ((8, "past_sequence_length"), (9, "cache_indirection")):
+        if fused.input(index) is not None:
+            fused.refuse("shared-buffer", f"input {name} makes the past a shared buffer")
+    if fused.output(3) is not None:
+        fused.refuse("qk-output", "its scores are read, whose kind the op does not state")
+    query, key, value = _projected(fused)
+    past = [fused.input(6), fused.input(7)]
+    if (past[0] is None) != (past[1] is None):
+        fused.refuse("past-incomplete", "only one of past_key and past_value is given")
+    count = query.heads
+    past_key = None if past[0] is None else fused.heads(past[0], Layout.BHSD, count)
+    past_value = None if past[1] is None else fused.heads(past[1], Layout.BHSD, count)
+    causal = None
+    if fused.whole("unidirectional", 0):
+        causal = CausalAlignment.TOP_LEFT
+        if past_key is not None:
+            causal = CausalAlignment.BOTTOM_RIGHT
+    first = fused.required(0, "query")
+    bound = microsoft.masked(
+        fused, mask=fused.input(4), bias=fused.input(5), causal=causal, batch=first
+    )
+    key_axis = 2 if key.layout is Layout.BHSD else 1
+    shapes = fused.shape(query.value), fused.shape(key.value)
+    cross = (
+        past_key is None
+        and shapes[0] is not None
+        and shapes[1] is not None
+        and shapes[0][1] != shapes[1][key_axis]
+    )
+    spec = AttentionSpec(
+        q_heads=count,
+        kv_heads=count,
+        head_dim=query.dim,
+        v_head_dim=value.dim,
+        scale=microsoft.scale_of(fused),
+        mask=bound.spec,
+        cache=None if past_key is None else CacheSpec(growth="concat"),
+        cross=cross,
+        io_dtype=fused.dtype(first),
+        batch=fused.dim(first, 0, "batch"),
+        q_len=fused.dim(first, 1, "q_len"),
+        kv_len="kv_len" if past_key is not None else fused.dim(key.value, key_axis, "kv_len"),
+    )
+    operands = Operands(
+        query=query,
+        key=key,
+        value=value,
+        past_key=past_key,
+        past_value=past_value,
+        **bound.operands,
+    )
+    return _site(fused, spec, operands)
+
+
+def _site(fused: FusedNode, spec: AttentionSpec, operands: Operands) -> Site:
+    node = fused.node
+    assert node.graph is not None
+    present = [
+        None
+        if (own := fused.output(index)) is None
+        else Heads(value=own, layout=Layout.BHSD, heads=spec.kv_heads, dim=dim)
+        for index, dim in ((1, spec.head_dim), (2, spec.value_dim))
+    ]
+    if spec.cache is None and any(present):
+        fused.refuse("present-without-past", "present outputs are read but no past is given")
+    return Site(
+        id=node.name or node.op_type,
+        spec=spec,
+        graph=node.graph,
+        operands=operands,
+        output=Heads(
+            value=node.outputs[0], layout=Layout.BSM, heads=spec.q_heads, dim=spec.value_dim
+        ),
+        anchor=node,
+        nodes=(node,),
+        present_key=present[0],
+        present_value=present[1],
+        fused_as=node.op_type,
+    )
+
+
+def _projected(fused: FusedNode) -> tuple[Heads, Heads, Heads]:
+    """Query, key and value as separate tensors, the projection bias added."""
+    count = fused.whole("num_heads", 0)
+    query, key, value = fused.required(0, "query"), fused.input(1), fused.input(2)
+    bias = fused.input(3)
+    layouts = [Layout.BSM, Layout.BSM, Layout.BSM]
+    if fused.rank(query) == 5:
+        parts = microsoft.stacked(fused, query, 3)
+        layouts = [Layout.BSHD, Layout.BSHD, Layout.BSHD]
+    elif key is not None and fused.rank(key) == 5:
+        parts = (query, *microsoft.stacked(fused, key, 2))
+        layouts[1:] = [Layout.BSHD, Layout.BSHD]
+    elif key is None or value is None:
+        fused.refuse("input-missing", "key or value is missing and the query is not packed")
+    else:
+        parts = (query, key, value)
+        if fused.rank(key) == 4:
+            layouts[1:] = [Layout.BHSD, Layout.BHSD]
+    heads = [fused.heads(part, layout, count) for part, layout in zip(parts, layouts, strict=True)]
+    if bias is None:
+        return heads[0], heads[1], heads[2]
+    if any(one.layout is not Layout.BSM for one in heads):
+        fused.refuse("bias-on-packed", "a projection bias on packed or 4-D inputs")
+    start, done = 0, list[Heads]()
+    for one in heads:
+        done.append(microsoft.biased(fused, one, bias, start))
+        start += one.heads * one.dim
+    return done[0], done[1], done[2]
+
+
+READER = Reader(domain="com.microsoft", op_type="MultiHeadAttention", read=_read)
