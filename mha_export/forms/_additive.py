@@ -60,7 +60,7 @@ def additive_mask(
         value = scope.op("Max", [value, floor], dtype=value.dtype)
     if sink_column and operands.sinks is not None:
         return with_sink_column(scope, spec, sizes, value, operands.sinks)
-    return None if value is None else mask.full(value)
+    return None if value is None else mask.full(value, rest)
 
 
 def means_of_mask(

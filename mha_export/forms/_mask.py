@@ -33,6 +33,10 @@ _INT64 = ir.DataType.INT64
 _BOOL = ir.DataType.BOOL
 
 
+_POSITION_PARTS = frozenset({"causal", "left_window", "right_window", "block", "documents"})
+"""Parts that compare each query's position with each key's: their tensor is [.., s, t]."""
+
+
 def hiding_parts(spec: AttentionSpec) -> frozenset[str]:
     """Names of the parts of a spec that can forbid a pair."""
     mask = spec.mask
@@ -150,13 +154,26 @@ class Mask:
         """A scalar of the I/O dtype."""
         return floating(self._scope, value, self._spec.io_dtype)
 
-    def full(self, value: ir.Value) -> ir.Value:
-        """``value`` at rank 4 with its last two axes expanded to exactly [s, t]."""
+    def full(self, value: ir.Value, parts: frozenset[str]) -> ir.Value:
+        """``value``, made from ``parts``, at rank 4 with its last two axes exactly [s, t]."""
+        if self._is_full(parts):
+            return value
         one = ints(self._scope, 1)
         shape = self._scope.op(
             "Concat", [one, one, self._sizes.q, self._sizes.kv], {"axis": 0}, dtype=_INT64
         )
         return self._scope.op("Expand", [value, shape], dtype=value.dtype)
+
+    def _is_full(self, parts: frozenset[str]) -> bool:
+        """Whether a mask of these parts is [.., s, t] without expansion."""
+        spec, source = self._spec, self._operands.score_mask
+        if spec.mask.alibi_slopes is not None:
+            return True
+        if source is None or not parts:
+            return bool(parts & _POSITION_PARTS)
+        shape = source.value.shape
+        known = None if shape is None or len(shape) != 4 else [_dim(size) for size in shape]
+        return known is not None and known[2:] == [spec.q_len, spec.kv_len]
 
     def row_has_key(self) -> ir.Value:
         """[b or 1, h or 1, s or 1, 1] bool: whether any key takes part in a query's softmax."""
@@ -344,6 +361,10 @@ class Mask:
 
     def _choose(self, condition: ir.Value, yes: ir.Value, no: ir.Value) -> ir.Value:
         return self._float("Where", condition, yes, no)
+
+
+def _dim(size: int | ir.SymbolicDim) -> int | str | None:
+    return size if isinstance(size, int) else size.value
 
 
 def _hidden_below(spec: AttentionSpec) -> float:

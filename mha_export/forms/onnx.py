@@ -265,9 +265,10 @@ class _Node:
 
     def _attn_mask(self) -> ir.Value | None:
         """The mask input, expanded to [.., s, t]: ONNX Runtime refuses a query axis of 1."""
-        keep = self._keep_mask(hiding_parts(self.spec) - self.native)
+        rest = hiding_parts(self.spec) - self.native
+        keep = self._keep_mask(rest)
         if keep is not None:
-            return self.mask.full(keep)
+            return self.mask.full(keep, rest)
         return additive_mask(
             self.scope,
             self.spec,

@@ -139,7 +139,7 @@ def emit_multi_head(
         native = frozenset()
     bias = additive_mask(scope, spec, operands, sizes, mask, native, sink_column=True)
     if bias is None and always_bias:
-        bias = mask.full(mask.constant(0.0))
+        bias = mask.full(mask.constant(0.0), frozenset())
     query, key, value = _inputs(scope, spec, operands, ready)
     past: list[ir.Value | None] = [None, None]
     if in_op:
