@@ -85,7 +85,7 @@ class Device:
         return address.value
 
     def upload(self, name: str, array: np.ndarray) -> int:
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         address = self.buffer(name, array.nbytes)
         if array.nbytes:
             pointer = array.ctypes.data_as(ctypes.c_void_p)

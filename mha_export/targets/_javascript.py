@@ -132,7 +132,7 @@ class JsSession:
             raise ValueError(f"no array for input {sorted(missing)}; got {sorted(inputs)}")
         described = {}
         for index, name in enumerate(self._inputs):
-            array = np.ascontiguousarray(inputs[name])
+            array = np.asarray(inputs[name], order="C")
             file = folder / f"input_{index}.bin"
             file.write_bytes(array.tobytes())
             described[name] = {

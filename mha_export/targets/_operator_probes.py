@@ -130,16 +130,18 @@ NODES = (
     Node(
         op=GQA,
         feature="softcap",
-        spec=CAUSAL_GROUPS.replace(softcap=2.0),
-        inputs=GQA_PROMPT,
+        spec=ONE_DECODER.replace(softcap=2.0),
+        inputs=GQA_DECODE,
         attributes={**GROUPS, "softcap": 2.0},
+        outputs=PRESENTS,
     ),
     Node(
         op=GQA,
         feature="local_window_size",
-        spec=FEATURES["left_window"].replace(kv_heads=2),
-        inputs=GQA_PROMPT,
+        spec=ONE_DECODER.replace(mask=MaskSpec(causal=DECODER.mask.causal, left_window=3)),
+        inputs=GQA_DECODE,
         attributes={**GROUPS, "local_window_size": 4},
+        outputs=PRESENTS,
     ),
     Node(
         op=GQA,

@@ -186,7 +186,7 @@ def to_ort_value(array: np.ndarray) -> Any:
     """An OrtValue on the CPU; bfloat16 goes through its bits, which numpy has no dtype for."""
     import onnxruntime as ort
 
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(array)
@@ -260,7 +260,7 @@ class OrtSession:
 
         if array.dtype == ml_dtypes.bfloat16:
             raise RuntimeError("onnxruntime's Python API cannot place a bfloat16 array on a device")
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._setup.device, 0)
+        return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._setup.device, 0)
 
     def _bindable(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         missing = self._inputs.keys() - inputs.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ from mha_export.targets._worker import Job, Limits, Outcome, Worker
 LIMITS = Limits(seconds=120.0)
 COMPUTED_IN = {"f16": DType.FP16, "bf16": DType.BF16}
 """Precisions a runtime computes in whatever the graph says, as dtypes of the error bounds."""
+
+NOISE = re.compile(
+    r"Exception from src/|FrontEnd API failed|Model wasn't fully|While validating|Check 'false"
+    r"|-- [\w.]+ with a"
+)
+"""Lines of a runtime's message that name its own machinery."""
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -110,12 +117,12 @@ def probe(
 def _probes(
     target: Target, precision: str | None, dtypes: Sequence[DType], *, quick: bool
 ) -> Iterator[Probe]:
+    computed_in = COMPUTED_IN.get(precision or "")
     for dtype in dtypes:
-        computed_in = COMPUTED_IN.get(precision or "")
         yield from form_probes(
             dtype, max_opset=target.max_opset, computed_in=computed_in, quick=quick
         )
-        if not quick:
+        if not quick and dtype is dtypes[0]:
             yield from operator_probes(dtype, max_opset=target.max_opset, computed_in=computed_in)
 
 
@@ -171,8 +178,10 @@ def _judge(
 
 
 def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0][:300] if lines else ""
+    """The line that says something: not where in the runtime's source the exception was thrown."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    said = [line for line in lines if not NOISE.match(line)]
+    return (said or lines or [""])[0][:300]
 
 
 def _where(found: Findings | None) -> str | None:

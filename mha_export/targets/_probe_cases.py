@@ -162,7 +162,7 @@ def form_feeds(spec: AttentionSpec, inputs: OracleInputs) -> Arrays:
         elif name.startswith("past") and spec.cache is not None and spec.cache.layout == "bshd":
             array = array.swapaxes(1, 2)
         kind = array.dtype.kind
-        feeds[name] = np.ascontiguousarray(array if kind in "bi" else array.astype(dtype))
+        feeds[name] = np.asarray(array if kind in "bi" else array.astype(dtype), order="C")
     if inputs.rotary is not None:
         feeds |= _rotary_feeds(spec, inputs.rotary, dtype)
     return feeds

@@ -107,7 +107,7 @@ class Outcome(Generic[T]):
             return ""
         text = self.message.strip()
         if self.kind == "error":
-            return text
+            return text or str(self.error_type)
         last = self.output_tail.strip().splitlines()
         tail = f"; last output: {last[-1].strip()}" if last else ""
         return f"{self.kind}: {text}{tail}"

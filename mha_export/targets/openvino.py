@@ -5,6 +5,8 @@ Facts this file rests on (OpenVINO 2026.4):
 * on a processor with AMX it computes f32 models in bf16 unless told otherwise (errors of 1e-2):
   ``INFERENCE_PRECISION_HINT`` is always set and recorded; ``f32``, ``f16`` and ``bf16`` are three
   columns of a report;
+* a blob that holds a fused ``RoPE`` node computes garbage once it is imported, while the model it
+  was exported from is right: such a graph is kept as OpenVINO's IR, and compiled when it is loaded;
 * it can crash on a legal graph (an exact-size static past): it runs in a worker process.
 """
 
@@ -38,17 +40,22 @@ FIX = "pip install 'mha-export[openvino]'"
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 NOT_COMPUTE = frozenset({"Input", "Output", "Const", "Constant", "Reorder", "Reshape", "ShapeOf"})
 """Layer types of an executed graph that move or describe tensors."""
+NOT_IN_A_BLOB = frozenset({"RoPE"})
+"""Layer types that an exported blob loses the meaning of (seen with 2026.4)."""
 
 
 class OpenVinoSession:
-    """A compiled model, imported from its blob."""
+    """A compiled model, imported from its blob, or compiled from its IR."""
 
     def __init__(self, artifact: OpenVinoArtifact, graph: str) -> None:
         import openvino
 
-        core = openvino.Core()
-        blob = artifact.models[graph].read_bytes()
-        self._compiled = core.import_model(blob, "CPU", dict(artifact.settings))
+        core, file = openvino.Core(), artifact.models[graph]
+        settings = dict(artifact.settings)
+        if file.suffix == ".xml":
+            self._compiled = core.compile_model(str(file), "CPU", settings)
+        else:
+            self._compiled = core.import_model(file.read_bytes(), "CPU", settings)
         self._request = self._compiled.create_infer_request()
         self._inputs = artifact.inputs[graph]
         self._outputs = artifact.outputs[graph]
@@ -100,10 +107,11 @@ class OpenVinoSession:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVinoArtifact:
-    """Blobs of compiled models.
+    """Blobs of compiled models, or IR files where a blob would be wrong.
 
     Attributes:
-        models: role to blob. inputs, outputs: ONNX names in graph order; a blob may lose them.
+        models: role to ``.blob`` or ``.xml``.
+        inputs, outputs: ONNX names in graph order; a blob may lose them.
         settings: properties given to the plugin, at compiling and at loading.
     """
 
@@ -159,24 +167,41 @@ class OpenVinoTarget:
         outputs: dict[str, tuple[str, ...]] = {}
         for role, source in program.graphs.items():
             inputs[role], outputs[role] = graph_names(source)
-            compiled = core.compile_model(core.read_model(str(source)), "CPU", settings)
-            models[role] = folder / f"{role}.openvino-{precision}.blob"
-            models[role].write_bytes(compiled.export_model().getvalue())
+            model = core.read_model(str(source))
+            compiled = core.compile_model(model, "CPU", settings)
+            models[role] = _save(model, compiled, folder / f"{role}.openvino-{precision}")
         return OpenVinoArtifact(
-            files=tuple(models.values()),
+            files=tuple(path for path in sorted(folder.iterdir()) if ".openvino-" in path.name),
             compile_ms=(time.perf_counter() - started) * 1e3,
             models=models,
             inputs=inputs,
             outputs=outputs,
             settings=settings,
-            notes={"precision": precision, "threads": settings["INFERENCE_NUM_THREADS"]},
+            notes={
+                "precision": precision,
+                "threads": settings["INFERENCE_NUM_THREADS"],
+                "artifact": ", ".join(sorted({path.suffix[1:] for path in models.values()})),
+            },
         )
+
+
+def _save(model: Any, compiled: Any, stem: Path) -> Path:
+    """Write what loads fastest and right: the blob, else the IR."""
+    import openvino
+
+    if NOT_IN_A_BLOB.isdisjoint(layer for layer, _ in _executed(compiled)):
+        blob = stem.with_name(f"{stem.name}.blob")
+        blob.write_bytes(compiled.export_model().getvalue())
+        return blob
+    file = stem.with_name(f"{stem.name}.xml")
+    openvino.save_model(model, str(file), compress_to_fp16=False)
+    return file
 
 
 def _tensor(array: np.ndarray) -> Any:
     import openvino
 
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
         tensor = openvino.Tensor(openvino.Type.bf16, openvino.Shape(list(array.shape)))
         tensor.data[:] = array.view(np.uint16).view(tensor.data.dtype).reshape(tensor.data.shape)
@@ -186,7 +211,7 @@ def _tensor(array: np.ndarray) -> Any:
 
 def _array(tensor: Any) -> np.ndarray:
     if tensor.element_type.get_type_name() == "bf16":
-        bits = np.ascontiguousarray(tensor.data).view(np.uint16)
+        bits = np.asarray(tensor.data, order="C").view(np.uint16)
         return np.array(bits.view(ml_dtypes.bfloat16))
     return np.array(tensor.data)
 
