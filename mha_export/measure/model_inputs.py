@@ -1,0 +1,259 @@
+"""Inputs for a whole model: ordinary ones, and the battery that shows a wrong mask or cache.
+
+What an input is, is read off the graph: integers that select rows of a table stay below its rows;
+positions follow the cache and the padding; masks come all ones, padded on either side, with holes,
+and with a row that is all masked; lengths are consistent (``total = past + new``).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from mha_export.errors import InputError
+from mha_export.measure._input_roles import InputRole, input_roles
+from mha_export.measure._input_sizes import Lengths, concrete, has_past, sizes_of
+
+Arrays = dict[str, np.ndarray]
+Padding = Literal["none", "left", "right", "holes", "empty"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelCase:
+    """One set of inputs. ``dims`` maps each symbol to its size."""
+
+    name: str
+    inputs: Arrays
+    dims: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scenario:
+    name: str
+    lengths: Lengths
+    padding: Padding = "none"
+    gain: float = 1.0
+    needs: tuple[str, ...] = ()
+    quick: bool = False
+
+
+def _scenarios(past: bool) -> tuple[_Scenario, ...]:
+    cached = Lengths(past=5, seq=3)
+    found = [
+        _Scenario(name="ordinary", lengths=Lengths(), quick=True),
+        _Scenario(name="right padded", lengths=Lengths(), padding="right", needs=("mask",)),
+        _Scenario(name="left padded", lengths=Lengths(), padding="left", needs=("mask",)),
+        _Scenario(name="holes", lengths=Lengths(), padding="holes", needs=("mask",), quick=True),
+        _Scenario(name="empty row", lengths=Lengths(), padding="empty", needs=("mask",)),
+        _Scenario(name="one token", lengths=Lengths(seq=1), needs=("length",)),
+        _Scenario(name="longer", lengths=Lengths(batch=1, seq=37), needs=("length",)),
+        _Scenario(name="large values", lengths=Lengths(), gain=16.0, needs=("float",)),
+    ]
+    if past:
+        found += [
+            _Scenario(name="past", lengths=cached, quick=True),
+            _Scenario(name="past, one token", lengths=Lengths(past=6, seq=1)),
+            _Scenario(name="past, holes", lengths=cached, padding="holes", needs=("mask",)),
+            _Scenario(name="past, left padded", lengths=cached, padding="left", needs=("mask",)),
+        ]
+    return tuple(found)
+
+
+def model_cases(
+    model: ir.Model,
+    *,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    quick: bool = False,
+) -> tuple[ModelCase, ...]:
+    """The battery, in a fixed order; the same seed gives the same bytes.
+
+    Args:
+        model: only its inputs and what reads them are looked at.
+        seed: any non-negative number.
+        dims: sizes of symbols (``batch``); scenarios that need another size are left out.
+        shapes: whole shapes of inputs, likewise.
+        quick: three scenarios at most.
+
+    Errors:
+        InputError: an input without type or shape, or an unknown dimension.
+    """
+    roles = input_roles(model)
+    return tuple(_cases(roles, seed, dims or {}, shapes or {}, quick))
+
+
+def cases_at_traced_sizes(model: ir.Model, *, seed: int = 0) -> tuple[ModelCase, ...]:
+    """Ordinary inputs at sizes exporters are usually given, smallest first.
+
+    For a graph whose tracing baked its own sizes in (``Reshape`` to ``[8, 8, 16]``) although its
+    inputs are named as if they were free: the caller keeps the first that runs.
+    """
+    roles = input_roles(model)
+    found = []
+    for batch, seq in ((1, 8), (2, 8), (1, 16), (2, 16), (1, 32), (1, 128)):
+        lengths = Lengths(batch=batch, seq=seq, other=seq)
+        scenario = _Scenario(name=f"batch {batch}, {seq} tokens", lengths=lengths)
+        found.append(_draw(roles, scenario, sizes_of(roles, lengths), seed))
+    return tuple(found)
+
+
+def ordinary_inputs(
+    model: ir.Model,
+    *,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> ModelCase:
+    """One case for timing: a batch of 1 and 128 tokens where nothing else is asked for.
+
+    Masks are all ones: real ones, so that no implementation is timed on a degenerate case.
+
+    Errors:
+        InputError: as :func:`model_cases`.
+    """
+    roles = input_roles(model)
+    lengths = Lengths(batch=1, seq=128, past=0, other=128)
+    sizes = sizes_of(roles, lengths, dims=dims, shapes=shapes)
+    return _draw(roles, _Scenario(name="ordinary", lengths=lengths), sizes, seed)
+
+
+def inputs_from_file(path: Path | str, model: ir.Model) -> ModelCase:
+    """The arrays of an ``.npz`` as a case, checked against the model's inputs.
+
+    Errors:
+        InputError: not an ``.npz``, a missing input, or another dtype or rank; names what it found.
+    """
+    path = Path(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not an .npz of arrays ({error})") from error
+    roles = input_roles(model)
+    dims: dict[str, int] = {}
+    for role in roles:
+        array = arrays.get(role.name)
+        if array is None:
+            raise InputError(
+                f"{path}: no array for input '{role.name}'; it holds {sorted(arrays)}",
+                fix="save it with numpy.savez(FILE, **{input name: array})",
+            )
+        if array.ndim != len(role.shape) or array.dtype.kind != role.dtype.kind:
+            raise InputError(
+                f"{path}: '{role.name}' is {array.dtype} of rank {array.ndim}; "
+                f"expected {role.dtype} of rank {len(role.shape)}"
+            )
+        arrays[role.name] = array.astype(role.dtype, copy=False)
+        dims.update(
+            {d: n for d, n in zip(role.shape, array.shape, strict=True) if isinstance(d, str)}
+        )
+    return ModelCase(name=path.stem, inputs={r.name: arrays[r.name] for r in roles}, dims=dims)
+
+
+def _cases(
+    roles: Sequence[InputRole],
+    seed: int,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    quick: bool,
+) -> Iterator[ModelCase]:
+    here: set[str] = {role.role for role in roles}
+    if _free_length(roles):
+        here.add("length")
+    if any(role.dtype.kind not in "biu" for role in roles):
+        here.add("float")
+    seen: set[tuple[tuple[str, int], ...]] = set()
+    for scenario in _scenarios(has_past(roles)):
+        if (quick and not scenario.quick) or not set(scenario.needs) <= here:
+            continue
+        sizes = sizes_of(roles, scenario.lengths, dims=dims, shapes=shapes)
+        key = tuple(sorted(sizes.items()))
+        if scenario.padding == "none" and scenario.gain == 1.0 and key in seen:
+            continue  # the caller fixed the sizes: nothing new to see
+        seen.add(key)
+        yield _draw(roles, scenario, sizes, seed)
+
+
+def _free_length(roles: Sequence[InputRole]) -> bool:
+    return any(isinstance(dim, str) for role in roles for dim in role.shape[1:])
+
+
+def _draw(
+    roles: Sequence[InputRole], scenario: _Scenario, sizes: Mapping[str, int], seed: int
+) -> ModelCase:
+    masks = {
+        role.name: _keep(concrete(role, sizes), scenario.padding)
+        for role in roles
+        if role.role == "mask"
+    }
+    inputs = {}
+    for role in roles:
+        stream = np.random.default_rng([seed, zlib.crc32(f"{scenario.name}/{role.name}".encode())])
+        shape = concrete(role, sizes)
+        if role.role == "mask":
+            inputs[role.name] = _as_mask(masks[role.name], role.dtype)
+        elif role.role == "positions":
+            inputs[role.name] = _positions(shape, role, masks, scenario.lengths.past)
+        else:
+            inputs[role.name] = _values(role, shape, stream, scenario)
+    return ModelCase(name=scenario.name, inputs=inputs, dims=dict(sizes))
+
+
+def _values(
+    role: InputRole, shape: tuple[int, ...], stream: np.random.Generator, scenario: _Scenario
+) -> np.ndarray:
+    if role.role == "lengths":
+        return np.full(shape, scenario.lengths.total, role.dtype)
+    if role.role == "bool":
+        return np.ones(shape, np.bool_)
+    if role.dtype.kind in "iu":
+        return stream.integers(0, role.limit or 2, size=shape).astype(role.dtype)
+    return (scenario.gain * stream.standard_normal(shape)).astype(role.dtype)
+
+
+def _keep(shape: tuple[int, ...], padding: Padding) -> np.ndarray:
+    """True where a key takes part; every row of the batch is padded differently."""
+    keep = np.ones(shape, dtype=np.bool_)
+    length = shape[-1] if shape else 0
+    for row in range(shape[0] if len(shape) > 1 else 0):
+        cut = min(1 + 2 * row, max(length - 1, 0))
+        if padding == "left":
+            keep[row, ..., :cut] = False
+        elif padding == "right":
+            keep[row, ..., length - cut :] = False
+        elif padding == "holes":
+            keep[row, ..., row % 2 :: 3] = False
+            keep[row, ..., -1:] = True
+        elif padding == "empty" and row == 0:
+            keep[row] = False
+    return keep
+
+
+def _as_mask(keep: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A float mask is added to the scores: 0 where the key takes part, -1e4 elsewhere."""
+    if dtype.kind in "biu":
+        return keep.astype(dtype)
+    return np.where(keep, 0.0, -1e4).astype(dtype)
+
+
+def _positions(
+    shape: tuple[int, ...], role: InputRole, masks: Mapping[str, np.ndarray], past: int
+) -> np.ndarray:
+    """Each token's place: after the cache, and among the tokens that take part where padded."""
+    length = shape[-1] if shape else 1
+    flat = [m for m in masks.values() if m.ndim == 2 and len(shape) == 2 and m.shape[0] == shape[0]]
+    if flat and flat[0].shape[-1] >= length:
+        counted = np.maximum(np.cumsum(flat[0], axis=-1) - 1, 0)
+        positions = counted[:, -length:]
+    else:
+        positions = np.broadcast_to(past + np.arange(length), shape)
+    if role.limit is not None:
+        positions = np.minimum(positions, role.limit - 1)
+    return np.ascontiguousarray(positions).astype(role.dtype)
