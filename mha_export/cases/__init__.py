@@ -15,7 +15,7 @@ from mha_export.cases._shapes import rounded_inputs
 from mha_export.cases._sizes import Sizes, fixed_dims, is_square, sizes_for
 from mha_export.errors import InputError
 from mha_export.oracle import OracleInputs, hidden_pairs
-from mha_export.spec import AttentionSpec
+from mha_export.spec import AttentionSpec, EmptyRow
 
 __all__ = ["Battery", "Case", "cases", "long_case"]
 
@@ -95,6 +95,8 @@ def _case(spec: AttentionSpec, scenario: Scenario, sizes: Sizes, seed: int) -> C
     inputs = rounded_inputs(shaped, spec.io_dtype)
     traits = dict.fromkeys(scenario.traits)
     if _has_empty_row(spec, inputs):
+        if spec.mask.empty_row is EmptyRow.NOT_APPLICABLE:
+            return None  # the spec says that there are none: such data is not for it
         traits["empty_row"] = None
     return Case(name=scenario.name, traits=tuple(traits), dims=sizes.as_dict(), inputs=inputs)
 

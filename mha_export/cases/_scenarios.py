@@ -195,6 +195,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         keys=lambda spec: _edge_keys(spec),
         applies=_has_edge,
         crosses_edge=True,
+        shape=_shapes.edged,
     ),
     Scenario(
         name="far_positions",

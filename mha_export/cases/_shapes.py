@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mha_export.cases._draw import LARGEST, Stream, rounded, short_factor
 from mha_export.cases._sizes import Sizes, is_static
@@ -133,6 +134,30 @@ def _new_slots(spec: AttentionSpec, inputs: OracleInputs) -> Array:
 def _past_slots(spec: AttentionSpec, inputs: OracleInputs) -> Array:
     past = 0 if inputs.past_key is None else inputs.past_key.shape[2]
     return np.broadcast_to(np.arange(past), (inputs.key.shape[0], past))
+
+
+def edged(
+    spec: AttentionSpec, sizes: Sizes, stream: Stream, inputs: OracleInputs
+) -> OracleInputs | None:
+    """Loud values at keys near an edge, so that one key in a long window is heard."""
+    hidden = np.any(hidden_pairs(spec, inputs), axis=1)
+    # A key is near an edge when it, or one within two of it, is seen by some queries, not by all.
+    near: NDArray[np.bool_] = np.array(np.any(hidden, axis=1) & ~np.all(hidden, axis=1))
+    for _ in range(2):
+        wider = near.copy()
+        wider[:, 1:] |= near[:, :-1]
+        wider[:, :-1] |= near[:, 1:]
+        near = wider
+    changes: dict[str, Array] = {}
+    for name, at in (
+        ("value", _new_slots(spec, inputs)),
+        ("past_value", _past_slots(spec, inputs)),
+    ):
+        array = getattr(inputs, name)
+        if array is not None:
+            loud = np.take_along_axis(near, at, axis=1)[:, None, :, None]
+            changes[name] = np.where(loud, array * 8, array)
+    return inputs.replace(**changes)
 
 
 def emptied(

@@ -99,7 +99,7 @@ def sizes_for(
     """The lengths nearest to those wanted, or None where the spec's own leave no room for them.
 
     ``keys`` counts cached ones. A self-attention without a cache has as many keys as queries;
-    queries never outnumber keys where a rule reads positions (but with top-left causal).
+    queries never outnumber keys where a rule reads positions (but with top-left causal alone).
     """
     b = fixed.get("batch", batch)
     s = fixed.get("q_len", queries)
@@ -129,7 +129,11 @@ def sizes_for(
         if "kv_len" in fixed and "q_len" in fixed:
             return None
         s = t = s if "q_len" in fixed else t
-    crowded = has_position_rule(spec) and spec.mask.causal is not CausalAlignment.TOP_LEFT
+    mask = spec.mask
+    top_left_alone = mask.causal is CausalAlignment.TOP_LEFT and not (
+        mask.left_window is not None or mask.block is not None or mask.documents
+    )
+    crowded = has_position_rule(spec) and not top_left_alone
     if s > t and crowded:
         if "q_len" in fixed:
             return None
