@@ -7,7 +7,6 @@ keys and values of a cross attention as [b, h, t, d]; a packed projection bias; 
 
 from __future__ import annotations
 
-
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.recognise._site import Site
 from mha_export.recognise.fused import _microsoft as microsoft
