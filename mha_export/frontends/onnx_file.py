@@ -178,7 +178,7 @@ def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 
 def _bind_external_data(model: ir.Model, path: Path) -> None:
     """Point every external tensor at the model's folder, and see that its bytes are there."""
-    folder = path.resolve().parent
+    folder = path.absolute().parent
     problems: dict[str, list[str]] = {}
     for tensor in _external_tensors(model):
         tensor.base_dir = folder
@@ -190,14 +190,15 @@ def _bind_external_data(model: ir.Model, path: Path) -> None:
         more = "" if len(names) == 1 else f" and {len(names) - 1} more tensors"
         raise InputError(
             f"{path}: weights {names[0]!r}{more} lie in another file: {problem}",
-            fix=f"put the file with the weights into {folder}, complete",
+            fix=f"put the file with the weights itself into {folder}, complete",
         )
 
 
 def _external_problem(tensor: ir.ExternalTensor, folder: Path) -> str | None:
     file = (folder / tensor.location).resolve()
-    if not file.is_relative_to(folder):
-        return f"{tensor.location} is outside the model's folder, which is not allowed"
+    if not file.is_relative_to(folder.resolve()):
+        through = " through a link" if (folder / tensor.location).is_symlink() else ""
+        return f"{tensor.location} leads out of the model's folder{through}, which runtimes refuse"
     if not file.is_file():
         return f"{tensor.location} is missing"
     size, start = file.stat().st_size, tensor.offset or 0

@@ -154,6 +154,12 @@ def _external(damage: Callable[[Path], object]) -> Callable[[Path], None]:
     return write
 
 
+def _move_out_and_link(data: Path) -> None:
+    outside = data.parent.with_name(f"{data.parent.name}-outside.bin")
+    data.rename(outside)
+    data.symlink_to(outside)
+
+
 def _outside(path: Path) -> None:
     model = small_model()
     onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -196,7 +202,11 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "weights missing": (_external(lambda data: data.unlink()), "w.bin is missing"),
     "weights cut off": (_external(lambda data: data.write_bytes(b"x")), "w.bin is cut off"),
-    "weights outside": (_outside, "../w.bin is outside the model's folder"),
+    "weights outside": (_outside, "../w.bin leads out of the model's folder, which"),
+    "weights behind a link": (
+        _external(_move_out_and_link),
+        "w.bin leads out of the model's folder through a link",
+    ),
 }
 
 
