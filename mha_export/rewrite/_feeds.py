@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from mha_export.bounds import numpy_dtype
 from mha_export.cases import Case
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Heads, Layout, RotaryTables
 from mha_export.oracle import OracleInputs, RotaryInputs
 from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context, SizedView
@@ -203,6 +203,7 @@ class Feeder:
         rotary = self._site.operands.rotary
         if rotary is not None:
             positions = self._positions(case)
+            self._fill_tables(rotary, positions, arrays)
             carrier = rotary.position_ids if rotary.position_ids is not None else rotary.cos
             self._drive_positions(carrier, positions, arrays)
 
@@ -228,6 +229,21 @@ class Feeder:
         row = np.arange(start, start + self._sized.s, dtype=np.int64)
         return np.broadcast_to(row, (self._sized.b, self._sized.s))
 
+    def _fill_tables(
+        self, tables: RotaryTables, positions: np.ndarray, arrays: dict[ir.Value, np.ndarray]
+    ) -> None:
+        """Tables that are inputs and looked up by position: angles of as many rows as it takes."""
+        spec = self._site.spec.rotary
+        if tables.position_ids is None or tables.cos not in arrays or spec is None:
+            return
+        rows = int(positions.max(initial=0)) + 2
+        width = spec.dim // 2
+        angles = np.arange(rows)[:, None] * 10_000.0 ** -(np.arange(width) / width)
+        for value, table in ((tables.cos, np.cos(angles)), (tables.sin, np.sin(angles))):
+            if value in arrays:
+                shaped = table if tables.half_width else np.concatenate([table, table], axis=1)
+                arrays[value] = shaped.astype(arrays[value].dtype)
+
     def _drive_positions(
         self, carrier: ir.Value, positions: np.ndarray, arrays: dict[ir.Value, np.ndarray]
     ) -> None:
@@ -243,9 +259,19 @@ class Feeder:
                     array = candidate[0].astype(current.dtype)
                 else:
                     break
-                if self._view({**arrays, source: array}).array(carrier) is not None:
+                if self._reaches_tables({**arrays, source: array}, carrier):
                     arrays[source] = array
                     break
+
+    def _reaches_tables(self, arrays: Mapping[ir.Value, np.ndarray], carrier: ir.Value) -> bool:
+        """Whether the positions can be computed, and have a row each in the tables."""
+        view = self._view(arrays)
+        found = view.array(carrier)
+        tables = self._site.operands.rotary
+        if found is None or tables is None or tables.position_ids is None:
+            return found is not None
+        shape = view.shape(tables.cos)
+        return shape is None or int(found.max(initial=0)) < shape[0]
 
     # Reading back.
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from mha_export.cases._sizes import has_position_rule
 from mha_export.operands import Heads, Layout
 from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context, SizedView
+from mha_export.spec import CausalAlignment
 
 _AXES = {Layout.BSM: (0, 1), Layout.BSHD: (0, 1), Layout.BHSD: (0, 2)}
 _MAX_LENGTH = 96
@@ -83,6 +85,7 @@ def size_at(site: Site, context: Context, numbers: Mapping[str, int]) -> SizedSi
     agree &= lengths.get("value", (b, n))[1] == n
     agree &= lengths.get("past_value", (b, p))[1] == p
     agree &= spec.cache is None or n == s
+    agree &= _lengths_are_meant(site, s, n, t)
     agree &= min(b, s, n) > 0 and b * spec.q_heads * s * t <= _MAX_SCORES
     if not agree or not _side_operands_fit(site, view, b, s, t):
         return None
@@ -90,6 +93,24 @@ def size_at(site: Site, context: Context, numbers: Mapping[str, int]) -> SizedSi
     if output is not None and output != (b, s):
         return None
     return SizedSite(numbers=dict(numbers), view=view, b=b, s=s, n=n, p=p, t=t)
+
+
+def _lengths_are_meant(site: Site, s: int, n: int, t: int) -> bool:
+    """Whether an attention of this spec is defined at these lengths at all."""
+    spec, rotary = site.spec, site.operands.rotary
+    shared_tables = (
+        spec.rotary is not None
+        and spec.rotary.key
+        and not spec.cross
+        and rotary is not None
+        and rotary.key_cos is None
+    )
+    if shared_tables and n != s:
+        return False
+    counts_from_the_end = has_position_rule(spec) and (
+        spec.mask.causal is not CausalAlignment.TOP_LEFT
+    )
+    return s <= t or not counts_from_the_end
 
 
 def _batch_and_length(view: SizedView, heads: Heads) -> tuple[int, int] | None:
@@ -184,6 +205,7 @@ def _guesses(site: Site, symbols: Mapping[str, bool]) -> Iterator[tuple[dict[str
             if lengths.index(one) < lengths.index(other):
                 yield {**numbers, total: numbers[one] + numbers[other]}, {total: (one, other)}
         yield {**numbers, **dict.fromkeys(lengths, start)}, {}
+        yield {**numbers, **dict(zip(reversed(lengths), plain.values(), strict=True))}, {}
         for length in _baked_lengths(site):
             yield {**numbers, **dict.fromkeys(lengths, length)}, {}
     for batch, length in itertools.product(_baked_lengths(site), repeat=2):
@@ -260,6 +282,9 @@ def _variations(
         tries += [{controls["b"]: 1}]
     for change in tries:
         yield _with(found.numbers, relation, change)
+    lengths = [name for name, is_batch in symbols.items() if not is_batch]
+    for length in (found.s + 4, 1):
+        yield {**found.numbers, **dict.fromkeys(lengths, length)}
 
 
 def _with(
