@@ -8,7 +8,7 @@ and with a row that is all masked; lengths are consistent (``total = past + new`
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -110,18 +110,38 @@ def ordinary_inputs(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    runs: Callable[[ModelCase], bool] | None = None,
 ) -> ModelCase:
     """One case for timing: a batch of 1 and 128 tokens where nothing else is asked for.
 
     Masks are all ones: real ones, so that no implementation is timed on a degenerate case.
 
+    Args:
+        model: whose inputs are wanted.
+        seed: of the numbers.
+        dims: sizes of symbols.
+        shapes: whole shapes of inputs.
+        runs: whether the model runs on a case; shorter ones are tried where it does not (a table
+            of positions may end before 128). None: the first is taken on trust.
+
     Errors:
-        InputError: as :func:`model_cases`.
+        InputError: as :func:`model_cases`, or the model runs at none of the lengths.
     """
     roles = input_roles(model)
-    lengths = Lengths(batch=1, seq=128, past=0, other=128)
-    sizes = sizes_of(roles, lengths, dims=dims, shapes=shapes)
-    return _draw(roles, _Scenario(name="ordinary", lengths=lengths), sizes, seed)
+    tried: list[dict[str, int]] = []
+    for seq in (128, 64, 32, 16, 8):
+        lengths = Lengths(batch=1, seq=seq, past=0, other=seq)
+        sizes = sizes_of(roles, lengths, dims=dims, shapes=shapes)
+        if sizes in tried:
+            continue
+        tried.append(sizes)
+        case = _draw(roles, _Scenario(name="ordinary", lengths=lengths), sizes, seed)
+        if runs is None or runs(case):
+            return case
+    raise InputError(
+        f"the model runs at none of the sizes tried: {', '.join(map(str, tried))}",
+        fix="give sizes with --dim NAME=N, or real inputs with --inputs FILE.npz",
+    )
 
 
 def inputs_from_file(path: Path | str, model: ir.Model) -> ModelCase:

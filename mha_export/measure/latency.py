@@ -1,0 +1,188 @@
+"""Latency one can trust: candidates in turn, round by round, each in a worker process of its own.
+
+Sessions of one process slow each other three to ten times when their idle threads spin; the
+workers run with spinning off, and only one of them works at a time. The order of a round is
+shuffled. Each turn begins with a run that does not count: another candidate has had the caches
+since.
+Ratios are taken within rounds, so a machine that slows down for a while slows both sides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mha_export.measure.statistics import latency_of, ratio_of
+from mha_export.report.records import LatencyRecord, RatioRecord
+from mha_export.targets import Limits, Outcome, TargetWorker
+
+TIMER = "perf_counter around each run, device synchronised"
+MOST_RUNS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySettings:
+    """How long to measure.
+
+    Attributes:
+        rounds: how often the candidates take turns.
+        turn_ms: how long a turn should take; its runs follow from the first timings.
+        warmup_ms: how long each candidate runs before the first round.
+        limits: of one turn.
+        seed: of the order and of the resampling.
+    """
+
+    rounds: int = 25
+    turn_ms: float = 120.0
+    warmup_ms: float = 400.0
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    seed: int = 0
+
+    @classmethod
+    def quick(cls, *, seed: int = 0) -> LatencySettings:
+        """A tenth of the default time."""
+        return cls(rounds=8, turn_ms=40.0, warmup_ms=80.0, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contender:
+    """One candidate: a worker that has compiled its program, and what to run."""
+
+    name: str
+    worker: TargetWorker
+    inputs: Mapping[str, np.ndarray]
+    graph: str = "main"
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What became of a contender. ``problem``: why there is no ``latency``."""
+
+    latency: LatencyRecord | None = None
+    vs: RatioRecord | None = None
+    first_run_ms: float | None = None
+    peak_rss_mb: float | None = None
+    problem: str | None = None
+
+
+class _Turns:
+    """A contender during the rounds."""
+
+    def __init__(self, contender: Contender, settings: LatencySettings) -> None:
+        self.contender = contender
+        self.first_run_ms: float | None = None
+        self.peak_rss_mb = 0.0
+        self.problem: str | None = None
+        self.warmup = 0
+        self.runs = 1
+        self.rounds: list[Sequence[float]] = []
+        self._settings = settings
+
+    def warm_up(self) -> None:
+        """The first run by itself, then enough runs to know how many make a turn."""
+        first = self._time(repeats=1, warmup=0)
+        if first is None:
+            return
+        self.first_run_ms = first[0]
+        probe = self._time(repeats=3, warmup=1)
+        if probe is None:
+            return
+        each = max(float(np.median(probe)), 1e-3)
+        more = min(int(self._settings.warmup_ms / each), MOST_RUNS)
+        self.warmup = 5 + more
+        self.runs = max(1, min(int(self._settings.turn_ms / each), MOST_RUNS))
+        if more:
+            self._time(repeats=more, warmup=0)
+
+    def turn(self) -> None:
+        times = self._time(repeats=self.runs, warmup=1)
+        if times is not None:
+            self.rounds.append(times)
+
+    def _time(self, *, repeats: int, warmup: int) -> Sequence[float] | None:
+        if self.problem is not None:
+            return None
+        contender = self.contender
+        outcome: Outcome[Sequence[float]] = contender.worker.time(
+            contender.inputs,
+            contender.graph,
+            repeats=repeats,
+            warmup=warmup,
+            limits=self._settings.limits,
+        )
+        self.peak_rss_mb = max(self.peak_rss_mb, outcome.peak_rss_mb)
+        if not outcome.ok or outcome.value is None:
+            self.problem = outcome.reason
+            return None
+        return outcome.value
+
+    def array(self) -> np.ndarray:
+        return np.asarray(self.rounds, dtype=np.float64)
+
+
+def measure_latency(
+    contenders: Sequence[Contender],
+    *,
+    baseline: str | None = None,
+    settings: LatencySettings | None = None,
+) -> dict[str, Timing]:
+    """Time every contender, interleaved.
+
+    Args:
+        contenders: each with a name of its own.
+        baseline: name of the contender that ratios refer to; it gets none itself.
+        settings: how long.
+
+    Returns:
+        By name. One that fails on the way is a ``problem``; the others go on.
+
+    Errors:
+        ValueError: two contenders share a name, or ``baseline`` names none.
+    """
+    settings = settings or LatencySettings()
+    turns = {contender.name: _Turns(contender, settings) for contender in contenders}
+    if len(turns) != len(contenders):
+        raise ValueError("contenders share a name")
+    if baseline is not None and baseline not in turns:
+        raise ValueError(f"baseline {baseline!r} is none of {sorted(turns)}")
+    order = np.random.default_rng(settings.seed)
+    names = list(turns)
+    for name in names:
+        turns[name].warm_up()
+    for _ in range(settings.rounds):
+        for index in order.permutation(len(names)):
+            turns[names[index]].turn()
+    return {name: _timing(turns, name, baseline, settings) for name in names}
+
+
+def _timing(
+    turns: Mapping[str, _Turns], name: str, baseline: str | None, settings: LatencySettings
+) -> Timing:
+    own = turns[name]
+    if own.problem is not None or not own.rounds:
+        return Timing(
+            first_run_ms=own.first_run_ms,
+            peak_rss_mb=own.peak_rss_mb or None,
+            problem=own.problem or "no round was run",
+        )
+    vs = None
+    if baseline is not None and baseline != name:
+        base = turns[baseline]
+        if base.problem is None:
+            vs = ratio_of(own.array(), base.array(), name=baseline, seed=settings.seed)
+    return Timing(
+        latency=latency_of(
+            own.array(),
+            warmup=own.warmup + settings.rounds,
+            timer=TIMER,
+            threads=own.contender.threads,
+            seed=settings.seed,
+        ),
+        vs=vs,
+        first_run_ms=own.first_run_ms,
+        peak_rss_mb=own.peak_rss_mb or None,
+    )

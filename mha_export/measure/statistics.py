@@ -1,0 +1,70 @@
+"""Percentiles and bootstrap intervals of interleaved rounds of timings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mha_export.report.records import LatencyRecord, RatioRecord
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+def latency_of(
+    rounds: np.ndarray, *, warmup: int, timer: str, threads: int | None = None, seed: int = 0
+) -> LatencyRecord:
+    """Percentiles over all runs, and the interval of the median by resampling whole rounds.
+
+    Args:
+        rounds: milliseconds [rounds, runs of a round].
+        warmup: how many runs came before and are not among them.
+        timer: what read the time.
+        threads: how many the runtime was given.
+        seed: of the resampling.
+    """
+    flat = rounds.reshape(-1)
+    p10, p50, p90, p99 = (float(q) for q in np.percentile(flat, (10, 50, 90, 99)))
+    medians = np.median(_resampled(rounds, seed), axis=1)
+    low, high = _interval(medians)
+    return LatencyRecord(
+        p10=p10,
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        n=int(flat.size),
+        warmup=warmup,
+        timer=timer,
+        threads=threads,
+        rounds=int(rounds.shape[0]),
+        low=low,
+        high=high,
+    )
+
+
+def ratio_of(rounds: np.ndarray, baseline: np.ndarray, *, name: str, seed: int = 0) -> RatioRecord:
+    """Time over the baseline's: the median of the rounds' own ratios, so that drift cancels.
+
+    Args:
+        rounds: milliseconds [rounds, runs]. baseline: the same rounds of the baseline.
+        baseline: see ``rounds``.
+        name: of the baseline.
+        seed: of the resampling.
+    """
+    ratios = np.median(rounds, axis=1) / np.median(baseline, axis=1)
+    low, high = _interval(np.median(_resampled(ratios[:, None], seed), axis=1))
+    return RatioRecord(
+        baseline=name, ratio=float(np.median(ratios)), low=low, high=high, confidence=CONFIDENCE
+    )
+
+
+def _resampled(rounds: np.ndarray, seed: int) -> np.ndarray:
+    """[resamples, all runs]: rounds drawn with replacement, for runs of one round are alike."""
+    count = rounds.shape[0]
+    chosen = np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
+    return rounds[chosen].reshape(RESAMPLES, -1)
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(values, (tail, 100 - tail))
+    return float(low), float(high)
