@@ -154,7 +154,7 @@ def _attempt(trt: Any, source: Path, options: CompileOptions, *, decompose: bool
     parser = trt.OnnxParser(network, logger)
     started = time.perf_counter()
     if not parser.parse_from_file(str(source)):
-        errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+        errors = [_parse_error(parser.get_error(i)) for i in range(parser.num_errors)]
         return f"parse: {'; '.join(errors) or logger.last_error()}"
     parse_ms = (time.perf_counter() - started) * 1e3
     attentions = _mark_attentions(trt, network, decompose=decompose)
@@ -178,6 +178,10 @@ def _attempt(trt: Any, source: Path, options: CompileOptions, *, decompose: bool
         parse_ms=parse_ms,
         build_ms=build_ms,
     )
+
+
+def _parse_error(error: Any) -> str:
+    return f"{error.node_operator()} '{error.node_name()}': {error.desc()}"
 
 
 def _logger(trt: Any) -> Any:

@@ -1,0 +1,348 @@
+"""Capabilities: features of specs, the matrix and its verdicts, judging what a probe returned."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mha_export.forms import FormParams, all_forms, form_named
+from mha_export.oracle import attention
+from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, DType, MaskSpec
+from mha_export.targets import (
+    FEATURES,
+    Capabilities,
+    Capability,
+    Outcome,
+    Placement,
+    all_targets,
+    capabilities_for,
+    capabilities_from_json,
+    features_of,
+    probe,
+    target_named,
+)
+from mha_export.targets._capabilities import read_cached, shipped, write_cached
+from mha_export.targets._operator_probes import NODES, operator_probes
+from mha_export.targets._probe import Findings, _judge, observe
+from mha_export.targets._probe_cases import Probe, form_probes
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_spec_of_a_feature_asks_for_it(name) -> None:
+    assert name in features_of(FEATURES[name])
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_feature_is_stated_by_primitive(name) -> None:
+    assert form_named("primitive").supports(FEATURES[name], FormParams(opset=23))
+
+
+def test_a_plain_spec_asks_for_nothing_else() -> None:
+    assert features_of(AttentionSpec(q_heads=2, kv_heads=2, head_dim=8)) == ("plain",)
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "fewer"),
+    [
+        ({"softcap": 3.0}, {"softcap"}, set()),
+        ({"kv_heads": 1}, {"mqa"}, {"gqa"}),
+        ({"scale": 0.25}, set(), {"scale"}),  # 1/sqrt(16): stated, but the convention
+        ({"scale": 0.5}, {"scale"}, set()),
+        ({"cache": CacheSpec(growth="static", max_length=8)}, {"static_cache"}, {"past"}),
+        (
+            {"mask": MaskSpec(causal=CausalAlignment.TOP_LEFT)},
+            {"causal_top_left"},
+            {"causal", "causal_past", "causal_bottom_right"},
+        ),
+        (
+            {"mask": MaskSpec(causal=CausalAlignment.TOP_LEFT), "kv_len": "q_len"},
+            {"causal"},
+            {"causal_top_left"},
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, set) else ",".join(value),
+)
+def test_features_follow_the_spec(change, more, fewer) -> None:
+    asked = set(features_of(AttentionSpec(q_heads=4, kv_heads=4, head_dim=16).replace(**change)))
+    assert more <= asked
+    assert not fewer & asked
+
+
+ROWS = (
+    Capability(form="ort-gqa", feature="causal", dtype="fp32", state="ok"),
+    Capability(form="ort-gqa", feature="softcap", dtype="fp32", state="wrong", message="ignored"),
+    Capability(form="ort-gqa", feature="gqa", dtype="fp32", state="imprecise"),
+    Capability(form="onnx", feature="plain", dtype="fp32", state="fallback"),
+)
+MATRIX = Capabilities(target="t", version="1.0", rows=ROWS)
+CAUSAL = AttentionSpec(
+    q_heads=4,
+    kv_heads=2,
+    head_dim=16,
+    kv_len="q_len",
+    mask=MaskSpec(causal=CausalAlignment.TOP_LEFT),
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "spec", "says"),
+    [
+        pytest.param("ort-gqa", CAUSAL, None, id="ok-and-imprecise-may-be-used"),
+        pytest.param("ort-gqa", CAUSAL.replace(softcap=1.0), "wrong: ignored", id="wrong"),
+        pytest.param("onnx", CAUSAL, "plain in fp32 is fallback", id="fallback"),
+        pytest.param("ort-mha", CAUSAL, "not probed", id="form-never-probed"),
+        pytest.param("primitive", CAUSAL, None, id="primitive-is-the-last-resort"),
+        pytest.param(
+            "ort-gqa", CAUSAL.replace(io_dtype=DType.FP16), "not probed", id="other-dtype"
+        ),
+    ],
+)
+def test_a_form_is_refused_by_one_bad_cell(form, spec, says) -> None:
+    refusal = MATRIX.refusal(form, spec)
+    if says is None:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert says in refusal
+
+
+def test_where_nothing_is_known_nothing_is_refused() -> None:
+    empty = Capabilities(target="t")
+    assert empty.refusal("onnx", CAUSAL) is None
+    assert empty.state("onnx", "plain", "fp32") == "not-probed"
+
+
+def test_a_state_outside_the_contract_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'maybe'"):
+        Capability(form="onnx", feature="plain", dtype="fp32", state="maybe")  # type: ignore[arg-type]
+
+
+cells = st.builds(
+    Capability,
+    form=st.sampled_from(["onnx", "ort-mha"]),
+    feature=st.sampled_from(list(FEATURES)),
+    dtype=st.sampled_from(["fp32", "fp16"]),
+    state=st.sampled_from(["ok", "wrong", "crash"]),
+    max_err=st.none() | st.floats(0, 10),
+    message=st.none() | st.text(max_size=20),
+)
+
+
+@given(st.lists(cells, max_size=5))
+@settings(derandomize=True, max_examples=25, deadline=None)
+def test_a_matrix_survives_json(rows) -> None:
+    made = Capabilities(target="t", version="1", measured="2026-11-29", rows=tuple(rows))
+    document = json.loads(json.dumps(made.to_json()))
+    read = capabilities_from_json(document, source="probed here")
+    assert read.rows == made.rows
+    assert read.to_json() == made.to_json()
+
+
+def test_the_cache_is_keyed_by_version_and_survives_damage(tmp_path, monkeypatch) -> None:
+    import dataclasses
+
+    monkeypatch.setenv("MHA_EXPORT_CACHE", str(tmp_path))
+    target = target_named("cpu")
+    here = target.availability()
+    assert read_cached(target, None, here) is None
+    write_cached(target, None, here, MATRIX)
+    found = read_cached(target, None, here)
+    assert found is not None
+    assert found.rows == ROWS
+    assert found.source == "probed here"
+    assert capabilities_for(target).rows == ROWS
+    assert read_cached(target, None, dataclasses.replace(here, version="0.0")) is None
+    assert read_cached(target, "bf16", here) is None
+    for file in (tmp_path / "capabilities").iterdir():
+        file.write_text('{"target": ')
+    assert read_cached(target, None, here) is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("MHA_EXPORT_CACHE", str(blocked))
+    target = target_named("cpu")
+    write_cached(target, None, target.availability(), MATRIX)
+
+
+def test_an_absent_target_probes_to_an_empty_matrix() -> None:
+    found = probe(target_named("directml"))
+    assert found.rows == ()
+    assert found.source == "none"
+
+
+@pytest.mark.parametrize("target", all_targets(), ids=lambda target: target.name)
+def test_shipped_matrices_are_sound(target) -> None:
+    known = set(all_forms())
+    for precision in (None, *target.precisions):
+        matrix = shipped(target.name, precision)
+        if matrix is None:
+            continue
+        assert matrix.target == target.name
+        assert matrix.measured is not None
+        assert matrix.version is not None
+        assert matrix.rows
+        cells = [(row.form, row.feature, row.dtype) for row in matrix.rows]
+        assert len(set(cells)) == len(cells)
+        for row in matrix.rows:
+            assert row.form in known or "." in row.form
+            if row.form in known:
+                assert row.feature in FEATURES
+
+
+def test_targets_that_are_seldom_here_have_a_shipped_matrix() -> None:
+    for name in ("directml", "tensorrt-rtx", "webgpu", "tract"):
+        assert shipped(name) is not None, name
+
+
+# Judging
+
+
+def _probe(feature: str, form: str = "primitive") -> Probe:
+    return next(
+        one for one in form_probes(DType.FP32, max_opset=23, forms=[form]) if one.feature == feature
+    )
+
+
+def _ran(*outputs: dict[str, np.ndarray], placement: Placement | None = None) -> Outcome[Findings]:
+    findings = Findings(stage="ran", outputs=outputs, placement=placement)
+    return Outcome(kind="ok", value=findings)
+
+
+def _exact(one: Probe, **changes: float) -> list[dict[str, np.ndarray]]:
+    outputs = []
+    for run in one.runs():
+        exact = {name: wanted.copy() for name, _, wanted in run.answer.outputs}
+        for name, amount in changes.items():
+            exact[name].flat[-1] += amount
+        outputs.append({name: array.astype(np.float32) for name, array in exact.items()})
+    return outputs
+
+
+COMPLETE = Placement(float_compute_nodes=3, on_target=3)
+PARTIAL = Placement(float_compute_nodes=3, on_target=2, elsewhere=("n (Softmax) -> CPU",))
+
+
+@pytest.mark.parametrize(
+    ("placement", "off", "state"),
+    [
+        (COMPLETE, 0.0, "ok"),
+        (COMPLETE, 1.0, "wrong"),
+        (COMPLETE, float("nan"), "wrong"),
+        (COMPLETE, 2e-6, "imprecise"),
+        (PARTIAL, 0.0, "fallback"),
+        (PARTIAL, 1.0, "wrong"),
+    ],
+)
+def test_value_comes_before_placement(placement, off, state) -> None:
+    one = _probe("plain")
+    outcome = _ran(*_exact(one, output=off), placement=placement)
+    assert _judge(outcome, list(one.runs()))[0] == state
+
+
+def test_a_wrong_cache_output_is_wrong() -> None:
+    one = _probe("causal_past")
+    outcome = _ran(*_exact(one, present_key=0.5), placement=COMPLETE)
+    state, _, message = _judge(outcome, list(one.runs()))
+    assert state == "wrong"
+    assert message is not None
+    assert "present_key" in message
+
+
+def _found(**findings: Any) -> Outcome[Findings]:
+    return Outcome(kind="ok", value=Findings(**findings))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (Outcome(kind="crash", message="killed by SIGSEGV"), "crash"),
+        (Outcome(kind="timeout", message="no answer"), "crash"),
+        (Outcome(kind="error", message="the model"), "unsupported-at-load"),
+        (
+            Outcome(kind="ok", value=Findings(stage="load", message="no kernel")),
+            "unsupported-at-load",
+        ),
+        (Outcome(kind="ok", value=Findings(stage="run", message="threw")), "unsupported-at-run"),
+        (Outcome(kind="ok", value=Findings(stage="crash", message="node ended")), "crash"),
+        (Outcome(kind="ok", value=Findings(stage="built", placement=COMPLETE)), "ok"),
+        (
+            Outcome(kind="ok", value=Findings(stage="built", unread=("kv_lengths",))),
+            "wrong",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+def test_every_end_has_its_state(outcome, state) -> None:
+    one = _probe("plain")
+    assert _judge(outcome, list(one.runs()))[0] == state
+
+
+def test_the_message_of_a_refusal_is_the_line_that_says_something() -> None:
+    from mha_export.targets._probe import _first_line
+
+    text = (
+        "Exception from src/inference/src/cpp/core.cpp:84:\n"
+        "Check 'false' failed at src/frontends/report.cpp:151:\n"
+        "FrontEnd API failed with OpConversionFailure:\n"
+        "GroupQueryAttention: softcap is not supported.\n"
+    )
+    assert _first_line(text) == "GroupQueryAttention: softcap is not supported."
+    assert _first_line("") == ""
+
+
+def test_every_operator_probe_can_be_built_and_fed() -> None:
+    built = list(operator_probes(DType.FP32, max_opset=25))
+    assert len(built) == len(NODES)
+    for one in built:
+        for run in one.runs():
+            feeds = run.feeds()
+            for value in one.model.graph.inputs:
+                assert value.shape is not None
+                assert feeds[str(value.name)].ndim == len(value.shape)
+    old = list(operator_probes(DType.FP32, max_opset=22))
+    assert not [one for one in old if one.form == "ai.onnx.Attention"]
+
+
+def test_a_broken_runtime_is_caught_by_the_probes() -> None:
+    """Plant a runtime that drops the softcap: the probe must say wrong."""
+
+    one = _probe("softcap")
+    outputs = []
+    for run in one.runs():
+        plain = one.spec.replace(softcap=None)
+        exact = attention(plain, run.case.inputs)
+        outputs.append({"output": exact.output.astype(np.float32)})
+    assert _judge(_ran(*outputs, placement=COMPLETE), list(one.runs()))[0] == "wrong"
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_observe_in_this_process(name) -> None:
+    from mha_export.targets._files import model_bytes
+
+    one = _probe("causal")
+    runs = list(one.runs())
+    found = observe(name, None, model_bytes(one.model), [run.feeds() for run in runs])
+    assert found.stage == "ran"
+    assert _judge(Outcome(kind="ok", value=found), runs)[0] == "ok"
+    bad = observe(name, None, b"not a model", [])
+    assert bad.stage == "load"
+
+
+def test_quick_probing_of_cpu_is_all_ok_and_not_remembered(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MHA_EXPORT_CACHE", str(tmp_path))
+    seen: list[str] = []
+    found = probe(
+        target_named("cpu"), quick=True, progress=lambda cell, done, total: seen.append(cell)
+    )
+    assert {row.state for row in found.rows} == {"ok"}
+    assert len(seen) == len(found.rows)
+    assert "primitive/plain/fp32" in seen
+    assert found.source == "probed here"
+    assert not list(tmp_path.rglob("*.json"))
