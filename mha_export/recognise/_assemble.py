@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from mha_export.errors import SpecError
-from mha_export.operands import Heads, Operands, ScoreMask
+from mha_export.operands import Operands
+from mha_export.recognise._agree import Common, agree
 from mha_export.recognise._axes import composed
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._lift import Stage
 from mha_export.recognise._liveness import dying
-from mha_export.recognise._mask_binding import RawMask, raw_mask
+from mha_export.recognise._mask_binding import BoundMask, bound_mask
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Reason, Site
-from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType, MaskSpec
+from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType
 
 _DTYPES = {
     ir.DataType.FLOAT: DType.FP32,
@@ -55,7 +54,7 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     full = fitting.completed()
     if isinstance(full, Reason):
         return full
-    mask = raw_mask(fitting, full.scores.terms)
+    mask = bound_mask(fitting, full.scores.terms)
     if isinstance(mask, Reason):
         return mask
     return _site(full, scenes, mask)
@@ -77,7 +76,7 @@ def _zeroing(draft: Draft) -> Reason | None:
     )
 
 
-def _site(draft: Draft, scenes: Sequence[Scene], mask: RawMask) -> Site | Reason:
+def _site(draft: Draft, scenes: Sequence[Scene], mask: BoundMask) -> Site | Reason:
     scene = scenes[0]
     query, key, value = draft.query.heads, draft.key.heads, draft.value.heads
     assert query is not None and key is not None and value is not None
@@ -97,8 +96,10 @@ def _site(draft: Draft, scenes: Sequence[Scene], mask: RawMask) -> Site | Reason
             message=f"queries of type {scene.dtype(query.value)} are not floating point",
             value=query.value.name,
         )
+    common = agree(draft.query.stage, draft.key.stage, scene)
+    assert common is not None
     try:
-        spec = _spec(draft, scenes, mask, io_dtype)
+        spec = _spec(draft, scenes, mask, common, io_dtype)
     except SpecError as error:
         return Reason(
             code="spec", message=str(error), value=draft.anchor.probabilities.name, nodes=()
@@ -109,16 +110,24 @@ def _site(draft: Draft, scenes: Sequence[Scene], mask: RawMask) -> Site | Reason
         value=value,
         past_key=draft.key.past,
         past_value=draft.value.past,
-        score_mask=_score_mask(mask),
-        keep=mask.keep,
-        bias=mask.bias,
         sinks=sinks,
+        rotary=common.tables,
+        **mask.operands,
+        **_norm_operands(draft, common),
     )
     return finished(draft, spec, operands)
 
 
-def _score_mask(mask: RawMask) -> ScoreMask | None:
-    return None if mask.keep is None else ScoreMask(value=mask.keep, kind="keep")
+def _norm_operands(draft: Draft, common: Common) -> dict[str, ir.Value | None]:
+    if common.norm is None:
+        return {}
+    query, key = draft.query.stage.norm, draft.key.stage.norm
+    return {
+        "q_norm_weight": None if query is None else query.weight,
+        "q_norm_bias": None if query is None else query.bias,
+        "k_norm_weight": None if key is None else key.weight,
+        "k_norm_bias": None if key is None else key.bias,
+    }
 
 
 def finished(draft: Draft, spec: AttentionSpec, operands: Operands) -> Site:
@@ -198,7 +207,9 @@ def _sinks(draft: Draft, scene: Scene) -> ir.Value | None:
     return None
 
 
-def _spec(draft: Draft, scenes: Sequence[Scene], mask: RawMask, io_dtype: DType) -> AttentionSpec:
+def _spec(
+    draft: Draft, scenes: Sequence[Scene], mask: BoundMask, common: Common, io_dtype: DType
+) -> AttentionSpec:
     scene = scenes[0]
     softmax = _DTYPES.get(scene.dtype(draft.anchor.logits) or ir.DataType.FLOAT)
     cache = None
@@ -214,12 +225,9 @@ def _spec(draft: Draft, scenes: Sequence[Scene], mask: RawMask, io_dtype: DType)
         scale=draft.scale,
         softcap=draft.scores.softcap,
         sinks=draft.scores.sink is not None,
-        mask=MaskSpec(
-            keep=_shape(mask.keep, draft, scenes),
-            bias=_shape(mask.bias, draft, scenes),
-            fill=mask.fill,
-            empty_row=mask.empty_row,
-        ),
+        mask=mask.spec,
+        rotary=common.rotary,
+        qk_norm=common.norm,
         cache=cache,
         cross=False,
         io_dtype=io_dtype,
@@ -228,15 +236,6 @@ def _spec(draft: Draft, scenes: Sequence[Scene], mask: RawMask, io_dtype: DType)
         q_len=q_len,
         kv_len=kv_len,
     )
-
-
-def _shape(value: ir.Value | None, draft: Draft, scenes: Sequence[Scene]) -> tuple[Dim, ...] | None:
-    if value is None:
-        return None
-    dims = scenes[0].dims(value)
-    if dims is None:
-        return ("batch", draft.roles.q_heads, "q_len", "kv_len")
-    return tuple(dims)
 
 
 def _dims(draft: Draft, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:

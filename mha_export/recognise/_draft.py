@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from mha_export.operands import Heads
 from mha_export.recognise._axes import Axis, View, axis_size, coalesced
+from mha_export.recognise._agree import agree
 from mha_export.recognise._bind import Pattern, bound
 from mha_export.recognise._downstream import (
     Landing,
@@ -17,7 +18,7 @@ from mha_export.recognise._downstream import (
     landings,
     merged_with_channels,
 )
-from mha_export.recognise._lift import Stage, lifted
+from mha_export.recognise._lift import Stage, Way, lifted
 from mha_export.recognise._probabilities import Use, Weighted, read_weighted
 from mha_export.recognise._roles import Atom, Roles, along, atoms_of, roles_of
 from mha_export.recognise._scene import Scene
@@ -87,7 +88,11 @@ class Draft:
         ]
         terms = [(term.value, term.kind, term.factor, term.fill) for term in self.scores.terms]
         atoms = [len(role) for role in (self.roles.batch, self.roles.heads, self.roles.queries)]
-        return (numbers, values, terms, atoms, self.scale, self.scores.softcap)
+        stages = [
+            (stage.rotary is not None, stage.norm is not None)
+            for stage in (self.query.stage, self.key.stage)
+        ]
+        return (numbers, values, terms, atoms, stages, self.scale, self.scores.softcap)
 
     @property
     def kv_heads(self) -> int:
@@ -133,12 +138,21 @@ class _Drafting:
         self.scene = scene
         left, right = scores.product.left.value, scores.product.right.value
         self.stages = {
-            "query": lifted(left, scores.query, None, scene),
-            "key": lifted(right, scores.key, scores.axis, scene),
-            "value": lifted(weighted.product.right.value, weighted.value, scores.axis, scene),
+            "query": lifted(left, scores.query, self._way(None, True), scene),
+            "key": lifted(right, scores.key, self._way(scores.axis, True), scene),
+            "value": lifted(
+                weighted.product.right.value,
+                weighted.value,
+                self._way(scores.axis, False),
+                scene,
+            ),
         }
         self._same_cache()
         self.landings = landings(weighted.product.out, scene)
+
+    def _way(self, keys: int | None, rotates: bool) -> Way:
+        own = self.scores.summed if rotates else 1
+        return Way(keys=keys, own=own, rotates=rotates, anchor=self.anchor.node)
 
     def _same_cache(self) -> None:
         """A cache counts only where key and value both have one."""
@@ -152,12 +166,12 @@ class _Drafting:
         roles = self._roles()
         if isinstance(roles, Reason):
             return roles
-        query = self._tensor("query", roles, roles.heads)
         best: Draft | None = None
         for shared in dict.fromkeys((roles.shared, 0)):
             heads = roles.heads[: len(roles.heads) - shared]
-            key, value = self._tensor("key", roles, heads), self._tensor("value", roles, heads)
-            key, value = self._caches(key, value, roles, heads)
+            query, key = self._agreeing(roles, heads)
+            value = self._tensor("value", roles, heads)
+            query, key, value = self._caches(query, key, value, roles, heads)
             made = Draft(
                 anchor=self.anchor,
                 scores=self.scores,
@@ -231,30 +245,52 @@ class _Drafting:
     def _own(self, name: str) -> int:
         return 1 if name == "value" else self.scores.summed
 
-    def _tensor(self, name: str, roles: Roles, heads: tuple[Any, ...]) -> Tensor:
-        """The highest stage at which the tensor can be bound."""
+    def _options(self, name: str, roles: Roles, heads: tuple[Any, ...]) -> list[Tensor]:
+        """Every stage at which the tensor can be bound, the highest first."""
         length = roles.queries if name == "query" else None
+        found: list[Tensor] = []
         for stage in reversed(self.stages[name]):
             pattern = self._pattern(stage.view, roles, heads, length, self._own(name))
-            if pattern is None:
-                continue
-            found = bound(pattern, stage.places(self.scene))
-            if found is not None:
-                return Tensor(heads=found, stage=stage)
-        return Tensor(heads=None, stage=self.stages[name][0])
+            held = None if pattern is None else bound(pattern, stage.places(self.scene))
+            if held is not None:
+                found.append(Tensor(heads=held, stage=stage))
+        return found
+
+    def _tensor(self, name: str, roles: Roles, heads: tuple[Any, ...]) -> Tensor:
+        """The highest stage at which the tensor can be bound."""
+        options = self._options(name, roles, heads)
+        return options[0] if options else Tensor(heads=None, stage=self.stages[name][0])
+
+    def _agreeing(self, roles: Roles, heads: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """The highest stages of query and key that went through the same rotation and norm."""
+        queries = self._options("query", roles, roles.heads)
+        keys = self._options("key", roles, heads)
+        bare = (
+            Tensor(heads=None, stage=self.stages["query"][0]),
+            Tensor(heads=None, stage=self.stages["key"][0]),
+        )
+        plain = [
+            [tensor for tensor in options if _is_plain(tensor.stage)] or [fallback]
+            for options, fallback in zip((queries, keys), bare, strict=True)
+        ]
+        pairs = [(q, k) for q in range(len(queries)) for k in range(len(keys))]
+        for q, k in sorted(pairs, key=lambda pair: (sum(pair), pair)):
+            if agree(queries[q].stage, keys[k].stage, self.scene):
+                return queries[q], keys[k]
+        return plain[0][0], plain[1][0]
 
     def _caches(
-        self, key: Tensor, value: Tensor, roles: Roles, heads: tuple[Any, ...]
-    ) -> tuple[Tensor, Tensor]:
+        self, query: Tensor, key: Tensor, value: Tensor, roles: Roles, heads: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Past and present of both, or neither with a cache."""
         if key.stage.past is None and value.stage.past is None:
-            return key, value
+            return query, key, value
         full = [self._with_cache(t, n, roles, heads) for t, n in ((key, "key"), (value, "value"))]
         if full[0] is not None and full[1] is not None:
-            return full[0], full[1]
+            return query, full[0], full[1]
         for name in ("key", "value"):
             self.stages[name] = [stage for stage in self.stages[name] if stage.past is None]
-        return self._tensor("key", roles, heads), self._tensor("value", roles, heads)
+        return (*self._agreeing(roles, heads), self._tensor("value", roles, heads))
 
     def _with_cache(
         self, tensor: Tensor, name: str, roles: Roles, heads: tuple[Any, ...]
@@ -272,6 +308,10 @@ class _Drafting:
             return None
         present = bound(whole, graph_outputs(past.whole, self.scene))
         return Tensor(heads=tensor.heads, stage=tensor.stage, past=held, present=present)
+
+
+def _is_plain(stage: Stage) -> bool:
+    return stage.rotary is None and stage.norm is None
 
 
 def total_keys(draft: Draft) -> int:

@@ -13,12 +13,20 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from mha_export.recognise._axes import Axis, View, composed, row_major, split_by_axis
+from mha_export.recognise._axes import (
+    Axis,
+    View,
+    axis_size,
+    coalesced,
+    composed,
+    row_major,
+    split_by_axis,
+)
 from mha_export.recognise._evaluate_contents import attributes_of
 from mha_export.recognise._movement import moved_inputs
 from mha_export.recognise._scene import Scene
-from mha_export.recognise.norms import PeeledNorm
-from mha_export.recognise.rotary import PeeledRotary
+from mha_export.recognise.norms import PeeledNorm, peel_norm
+from mha_export.recognise.rotary import PeeledRotary, peel_rotary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,22 +76,38 @@ class Stage:
                 yield value, view
 
 
-def lifted(operand: ir.Value, view: View, keys: int | None, scene: Scene) -> list[Stage]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Way:
+    """What may be met on the way up.
+
+    Attributes:
+        keys: which axis of the view is the keys', for a key or value that may have a cache.
+        own: how many trailing axes of the view are channels.
+        rotates: whether rotations and normalisations are taken off (not off a value).
+        anchor: a node of the attention, for what has to be derived.
+    """
+
+    keys: int | None
+    own: int
+    rotates: bool
+    anchor: ir.Node
+
+
+def lifted(operand: ir.Value, view: View, way: Way, scene: Scene) -> list[Stage]:
     """Every stage from ``operand`` up, the lowest first.
 
     Args:
         view: the operand over the axes of the score space and its own.
-        keys: which of those axes is the keys', for a key or value that may have a cache.
     """
     stages = [Stage(entry=operand, view=view)]
     while True:
-        following = _next(stages[-1], keys, scene)
+        following = _next(stages[-1], way, scene)
         if following is None:
             return stages
         stages.append(following)
 
 
-def _next(stage: Stage, keys: int | None, scene: Scene) -> Stage | None:
+def _next(stage: Stage, way: Way, scene: Scene) -> Stage | None:
     source = stage.view.source
     node = source.producer()
     if node is None:
@@ -92,11 +116,62 @@ def _next(stage: Stage, keys: int | None, scene: Scene) -> Stage | None:
         found = _scaled(stage, node, scene)
         if found is not None:
             return found
+    if way.rotates:
+        found = _rotated(stage, way, scene) or _normed(stage, way, scene)
+        if found is not None:
+            return found
     if node.op_type == "Cast":
         return _cast(stage, node, scene)
-    if node.op_type == "Concat" and keys is not None and stage.past is None:
-        return _appended(stage, node, keys, scene)
+    if node.op_type == "Concat" and way.keys is not None and stage.past is None:
+        return None if stage.rotary or stage.norm else _appended(stage, node, way.keys, scene)
     return None
+
+
+def _rotated(stage: Stage, way: Way, scene: Scene) -> Stage | None:
+    """Above a rotation of whole heads; one after a normalisation has no name."""
+    source = stage.view.source
+    if stage.rotary is not None or stage.norm is not None:
+        return None
+    dims, width = scene.dims(source), channels_of(stage.view, way.own)
+    if dims is None or len(dims) < 3:
+        return None
+    whole = dims[-1] == axis_size(width) and width == coalesced([(dims[-1], 1)])
+    node = source.producer()
+    if not whole and (node is None or node.op_type != "RotaryEmbedding"):
+        return None
+    heads = dims[-1] // max(1, axis_size(width)) if len(dims) == 3 else None
+    key = ("rotary", source, heads)
+    memo = scene.context.memo
+    if key not in memo:
+        memo[key] = peel_rotary(source, context=scene.context, anchor=way.anchor, heads=heads)
+    found: PeeledRotary | None = memo[key]
+    if found is None or found.offset or found.sorted or found.spec.dim > axis_size(width):
+        return None
+    return _onto(stage, found.before, scene, rotary=found)
+
+
+def _normed(stage: Stage, way: Way, scene: Scene) -> Stage | None:
+    """Above a normalisation of each head, or of all heads together."""
+    source = stage.view.source
+    if stage.norm is not None:
+        return None
+    dims, width = scene.dims(source), channels_of(stage.view, way.own)
+    if dims is None or not width:
+        return None
+    head_dim = axis_size(width)
+    key = ("norm", source, head_dim)
+    memo = scene.context.memo
+    if key not in memo:
+        memo[key] = peel_norm(source, head_dim=head_dim, context=scene.context, anchor=way.anchor)
+    found: PeeledNorm | None = memo[key]
+    if found is None:
+        return None
+    return _onto(stage, found.before, scene, norm=found)
+
+
+def channels_of(view: View, own: int) -> Axis:
+    """The factors of a head's channels."""
+    return coalesced(factor for axis in view.axes[-own:] for factor in axis)
 
 
 def _onto(stage: Stage, inner: ir.Value | None, scene: Scene, **changes: object) -> Stage | None:

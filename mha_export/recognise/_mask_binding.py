@@ -4,75 +4,208 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
+from mha_export.operands import Heads, Layout, ScoreMask
 from mha_export.recognise._adapt import arranged, partitioned
 from mha_export.recognise._axes import Axis, View, composed, identity
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting, SizeUnknownError
 from mha_export.recognise._lift import Stage
+from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._scores import Term
 from mha_export.recognise._site import Reason
-from mha_export.spec import EmptyRow, Fill
+from mha_export.recognise.masks import MaskTerm, read_mask
+from mha_export.spec import Dim, EmptyRow, MaskSpec
 
 WEAKEST_FILL = -1e4
 """A constant put in place of a score hides the key only when it is at or below this."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RawMask:
-    """The mask as the graph holds it: a keep mask, a bias, or both."""
+class Placed:
+    """A term as a value that broadcasts to [batch, heads, queries, keys]."""
 
-    keep: ir.Value | None = None
-    bias: ir.Value | None = None
-    fill: Fill = "-inf"
-    empty_row: EmptyRow = EmptyRow.NOT_APPLICABLE
+    value: ir.Value
+    kind: Literal["additive", "keep", "hide"]
+    fill: float | None = None
 
 
-def raw_mask(fitting: Fitting, terms: Sequence[Term]) -> RawMask | Reason:
-    """Operands that state ``terms`` exactly, values derived where the graph has none."""
-    draft, scene = fitting.draft, fitting.scenes[0]
-    keeps: list[ir.Value] = []
-    biases: list[ir.Value] = []
-    fills: list[float] = []
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BoundMask:
+    """The mask of a spec and the operands that carry its data."""
+
+    spec: MaskSpec
+    operands: dict[str, Any]
+
+
+def bound_mask(fitting: Fitting, terms: Sequence[Term]) -> BoundMask | Reason:
+    """The parts the terms state where they have names, else the mask as the graph holds it."""
+    placed: list[Placed] = []
     for term in terms:
-        placed = place_term(term, fitting)
-        if placed is None:
-            return Reason(
-                code="mask-layout",
-                message=f"the mask {term.value.name!r} can't be laid out as "
-                "[batch, heads, queries, keys]",
-                value=term.value.name,
-                nodes=(term.node.name or term.node.op_type,),
+        value = place_term(term, fitting)
+        if value is None:
+            return _refused(
+                term,
+                "mask-layout",
+                f"the mask {term.value.name!r} can't be laid out as [batch, heads, queries, keys]",
             )
-        if term.kind == "additive":
-            biases.append(placed)
-            continue
-        fill = term.fill if term.fill is not None else -np.inf
-        if fill > WEAKEST_FILL:
-            return Reason(
-                code="fill-too-weak",
-                message=f"masked scores become {fill:g}, which does not hide them",
-                value=term.value.name,
-                nodes=(term.node.name or term.node.op_type,),
+        if term.kind != "additive" and (term.fill is None or term.fill > WEAKEST_FILL):
+            return _refused(
+                term,
+                "fill-too-weak",
+                f"masked scores become {term.fill:g}, which does not hide them",
             )
-        fills.append(fill)
-        keeps.append(placed)
-    bias = _joined(biases, "Add", fitting)
-    keep = _joined(keeps, "And", fitting)
-    absolute = bool(fills) and all(fill == -np.inf for fill in fills)
-    if keep is None:
-        row = EmptyRow.ZERO if draft.weighted.zeroed else EmptyRow.NOT_APPLICABLE
-        return RawMask(bias=bias, empty_row=row)
-    if draft.weighted.zeroed or draft.scores.sink is not None:
+        placed.append(Placed(value=value, kind=term.kind, fill=term.fill))
+    return _named(fitting, placed) or _raw(fitting, placed)
+
+
+def _refused(term: Term, code: str, message: str) -> Reason:
+    return Reason(
+        code=code,
+        message=message,
+        value=term.value.name,
+        nodes=(term.node.name or term.node.op_type,),
+    )
+
+
+def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:
+    """The terms by their meaning, as :mod:`.masks` reads it; None where no name fits."""
+    draft, scene = fitting.draft, fitting.scenes[0]
+    query, key, past = draft.query.heads, draft.key.heads, draft.key.past
+    assert query is not None
+    assert key is not None
+    reading = read_mask(
+        [MaskTerm(value=p.value, kind=p.kind, fill=p.fill) for p in placed],
+        scores=ScoreShape(
+            query=query.value,
+            key=key.value,
+            heads=draft.roles.q_heads,
+            query_axis=length_axis(query),
+            key_axis=length_axis(key),
+            past=None if past is None or past.layout is not Layout.BHSD else past.value,
+        ),
+        context=scene.context,
+        anchor=draft.anchor.node,
+        heads=draft.roles.q_heads,
+        cached=past is not None,
+    )
+    if reading is None or (past is not None and past.layout is not Layout.BHSD):
+        return None
+    operands: dict[str, Any] = {
+        name: value
+        for name in ("key_padding", "kv_lengths", "prefix_lengths", "document_ids")
+        if (value := getattr(reading, name)) is not None
+    }
+    bias: ir.Value | None = None
+    if reading.rest:
+        if any(not _spans(fitting, term.value) for term in reading.rest):
+            return None
+        bias = _joined([term.value for term in reading.rest], "Add", fitting)
+        operands["bias"] = bias
+    named = {term.value for term in reading.rest}
+    hiding = [p for p in placed if p.value not in named]
+    whole = _score_mask(fitting, hiding) if reading.hides and not (named and not hiding) else None
+    if whole is not None and not (named - {p.value for p in placed}):
+        operands["score_mask"] = whole
+    spec = MaskSpec(
+        causal=reading.causal,
+        left_window=reading.left_window,
+        right_window=reading.right_window,
+        block=reading.block,
+        alibi_slopes=reading.alibi_slopes,
+        padding=reading.key_padding is not None,
+        lengths=reading.kv_lengths is not None,
+        prefix=reading.prefix_lengths is not None,
+        documents=reading.document_ids is not None,
+        bias=mask_dims(fitting, bias),
+        fill="-inf" if reading.fill is None else "min" if reading.replaces else reading.fill,
+        empty_row=_empty_row(fitting, reading.empty_row),
+    )
+    return BoundMask(spec=spec, operands=operands)
+
+
+def _empty_row(fitting: Fitting, softmax_alone: EmptyRow) -> EmptyRow:
+    """A guard or a sink gives zero where softmax alone would not."""
+    if softmax_alone is EmptyRow.NOT_APPLICABLE:
+        return softmax_alone
+    draft = fitting.draft
+    if draft.scores.sink is not None or draft.weighted.zeroed_by is not None:
+        return EmptyRow.ZERO
+    if draft.weighted.zeroed and softmax_alone is EmptyRow.NAN:
+        return EmptyRow.ZERO
+    return softmax_alone
+
+
+def _spans(fitting: Fitting, value: ir.Value) -> bool:
+    """Whether the value broadcasts to [b, h, s, t] with a last axis of all keys."""
+    draft, dims = fitting.draft, fitting.scenes[0].dims(value)
+    return bool(dims) and len(dims) <= 4 and dims[-1] == draft.scores.space[draft.scores.axis]
+
+
+def _score_mask(fitting: Fitting, placed: list[Placed]) -> ScoreMask | None:
+    """All hiding steps as one value, when they are of one kind."""
+    if not placed:
+        return None
+    if all(p.kind == "additive" for p in placed):
+        value = _joined([p.value for p in placed], "Add", fitting)
+        return None if value is None else ScoreMask(value=value, kind="additive")
+    if any(p.kind == "additive" for p in placed):
+        return None
+    value = _joined([_kept(p, fitting) for p in placed], "And", fitting)
+    return None if value is None else ScoreMask(value=value, kind="keep")
+
+
+def _kept(placed: Placed, fitting: Fitting) -> ir.Value:
+    return _negated(placed.value, fitting) if placed.kind == "hide" else placed.value
+
+
+def _raw(fitting: Fitting, placed: list[Placed]) -> BoundMask:
+    """A keep mask, a bias, or both, stated as they are."""
+    draft = fitting.draft
+    bias = _joined([p.value for p in placed if p.kind == "additive"], "Add", fitting)
+    keeps = [p for p in placed if p.kind != "additive"]
+    keep = _joined([_kept(p, fitting) for p in keeps], "And", fitting)
+    absolute = all(p.fill == -np.inf for p in keeps)
+    row = EmptyRow.NOT_APPLICABLE
+    if keep is not None:
+        row = _empty_row(fitting, EmptyRow.NAN if absolute else EmptyRow.UNIFORM)
+    elif bias is not None and (draft.weighted.zeroed or draft.scores.sink is not None):
         row = EmptyRow.ZERO
-    else:
-        row = EmptyRow.NAN if absolute else EmptyRow.UNIFORM
-    return RawMask(keep=keep, bias=bias, fill="-inf" if absolute else "min", empty_row=row)
+    operands = {
+        name: value for name, value in (("keep", keep), ("bias", bias)) if value is not None
+    }
+    spec = MaskSpec(
+        keep=mask_dims(fitting, keep),
+        bias=mask_dims(fitting, bias),
+        fill="-inf" if absolute else "min",
+        empty_row=row,
+    )
+    return BoundMask(spec=spec, operands=operands)
+
+
+def mask_dims(fitting: Fitting, value: ir.Value | None) -> tuple[Dim, ...] | None:
+    """The shape as a spec states it: a number where it is one, else the role's name."""
+    if value is None:
+        return None
+    names = ("batch", fitting.draft.roles.q_heads, "q_len", "kv_len")
+    shapes = [scene.dims(value) for scene in fitting.scenes]
+    first = shapes[0]
+    if first is None or any(shape is None for shape in shapes):
+        return names
+    return tuple(
+        first[axis] if len({shape[axis] for shape in shapes if shape}) == 1 else name
+        for axis, name in enumerate(names[len(names) - len(first) :])
+    )
+
+
+def length_axis(heads: Heads) -> int:
+    return 2 if heads.layout is Layout.BHSD else 1
 
 
 def _joined(values: list[ir.Value], op: str, fitting: Fitting) -> ir.Value | None:
@@ -95,8 +228,6 @@ def place_term(term: Term, fitting: Fitting) -> ir.Value | None:
             return None
     if value is None:
         return None
-    if term.kind == "hide":
-        return _negated(value, fitting)
     if term.kind == "additive" and term.factor != 1.0:
         dtype = scene.dtype(term.value) or ir.DataType.FLOAT
         factor = np.asarray(term.factor).astype(dtype.numpy())
