@@ -22,7 +22,7 @@ Keep = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """A reading; ``derived``: its operand had to be computed, so a plainer one is preferred."""
+    """A reading; ``derived``: its flags had to be turned round, so plainer ones are preferred."""
 
     reading: MaskReading
     derived: bool = False
@@ -186,7 +186,7 @@ def _read_lengths(
         ):
             operand = _whole_numbers(subject, cut, dtype, anchor)
             reading = replace(_reading(candidate, decoded, empties=True), kv_lengths=operand)
-            return Found(reading=reading, derived=operand is not cut)
+            return Found(reading=reading)
     return None
 
 
@@ -222,8 +222,7 @@ def _read_prefix(
         if not _equal(rule | first[:, None, None, :], keep):
             return None
     operand = _whole_numbers(subject, cut, dtype, anchor)
-    reading = replace(_reading(structure, decoded), prefix_lengths=operand)
-    return Found(reading=reading, derived=operand is not cut)
+    return Found(reading=replace(_reading(structure, decoded), prefix_lengths=operand))
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (_read_padding, _read_documents, _read_lengths, _read_prefix)
