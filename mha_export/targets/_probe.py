@@ -200,9 +200,15 @@ def observe(target: str, precision: str | None, model: bytes, feeds: Sequence[Fe
     ) as name:
         path = Path(name) / "probe.onnx"
         path.write_bytes(model)
-        options = CompileOptions(precision=precision, threads=1, workdir=Path(name) / "built")
+        chosen = target_named(target)
+        options = CompileOptions(
+            precision=precision,
+            threads=1,
+            workdir=Path(name) / "built",
+            extra=getattr(chosen, "probe_settings", {}),
+        )
         try:
-            artifact: Any = target_named(target).compile(Program(graphs={"main": path}), options)
+            artifact: Any = chosen.compile(Program(graphs={"main": path}), options)
             session = artifact.load()
         except Exception as error:
             return Findings(stage=_stage_of(error, "load"), message=str(error))

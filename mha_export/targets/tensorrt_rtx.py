@@ -7,7 +7,9 @@ The package needs no GPU to parse and build; running needs an RTX GPU. What is b
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib import metadata
+from types import MappingProxyType
 
 from mha_export.errors import TargetUnavailableError
 from mha_export.targets import _cuda
@@ -19,7 +21,7 @@ from mha_export.targets._target import (
     State,
     Unavailable,
 )
-from mha_export.targets._tensorrt import TensorRtArtifact, build_program
+from mha_export.targets._tensorrt import CAPABILITIES, TensorRtArtifact, build_program
 
 FIX = "pip install 'mha-export[tensorrt-rtx]' (proprietary licence of NVIDIA)"
 
@@ -32,6 +34,8 @@ class TensorRtRtxTarget:
     precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "primitive")
     max_opset = 24
+    probe_settings: Mapping[str, str] = MappingProxyType({CAPABILITIES: "SM89"})
+    """One device to probe for: a build for all takes as many times as long."""
 
     def availability(self) -> Availability:
         try:
