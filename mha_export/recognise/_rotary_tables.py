@@ -12,7 +12,7 @@ from mha_export.recognise._evaluate import Context
 from mha_export.spec import RotaryStyle
 
 _AXES_ONLY = frozenset({"Identity", "Squeeze", "Unsqueeze"})
-_POINTWISE = frozenset({"Cast", "Cos", "Identity", "Mul", "Neg", "Reshape", "Sin", "Unsqueeze"})
+_POINTWISE = frozenset({"Cast", "Cos", "Identity", "Mul", "Neg", "Sin"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,26 +57,27 @@ def repeats(table: Table, style: RotaryStyle, context: Context, sizes: Mapping[s
     """Whether a table of full width truly holds each number twice, where the style puts it."""
     key = ("repeats", table.root, style)
     if key not in context.memo:
-        context.memo[key] = _by_content(table, style, context, sizes) or (
-            style is RotaryStyle.HALF and _by_structure(table.root)
-        )
+        shown = _by_content(table, style, context, sizes)
+        if shown is None:
+            shown = style is RotaryStyle.HALF and _by_structure(table.root)
+        context.memo[key] = shown
     return bool(context.memo[key])
 
 
 def _by_content(
     table: Table, style: RotaryStyle, context: Context, sizes: Mapping[str, int]
-) -> bool:
-    """Evaluate the table at random positions."""
+) -> bool | None:
+    """Evaluate the table at random positions; None where it reads more than positions."""
     rng = np.random.default_rng(19)
     contents: dict[ir.Value, np.ndarray] = {}
     for source in context.sources(table.root):
         shape = context.sized(sizes).shape(source)
         if shape is None or source.dtype is None or not source.dtype.is_integer():
-            return False
+            return None
         contents[source] = rng.integers(0, 7, shape).astype(source.dtype.numpy())
     array = context.sized(sizes, contents, wide=True).array(table.root)
     if array is None or array.ndim == 0:
-        return False
+        return None
     half = array.shape[-1] // 2
     if style is RotaryStyle.HALF:
         return bool(np.array_equal(array[..., :half], array[..., half:]))

@@ -75,27 +75,33 @@ def peel_norm(
     shape = None if sizes is None else context.sized(sizes).shape(normed)
     if sizes is None or shape is None or len(shape) < 2 or shape[-1] < 2:
         return None
+    best: tuple[Region, _Found] | None = None
     for region in _region.regions(context, normed, _OPS, sizes=sizes):
         if not any(inner.op_type in _REDUCING for inner in region.nodes):
             continue
         found = _law_of(region, shape, sizes, context)
         if found is None:
             continue
-        kind, epsilon, weight, bias = found
-        return PeeledNorm(
-            spec=QkNormSpec(
-                kind=kind,
-                epsilon=epsilon,
-                over="head" if shape[-1] == head_dim else "hidden",
-                weight=weight is not None,
-                bias=bias is not None,
-            ),
-            weight=_flat(weight, shape[-1], sizes, context, anchor),
-            bias=_flat(bias, shape[-1], sizes, context, anchor),
-            before=region.before,
-            nodes=region.nodes,
-        )
-    return None
+        best = (region, found) if best is None or found[0] == "layer" else best
+        centred = region.before.producer()
+        if found[0] == "layer" or centred is None or centred.op_type != "Sub":
+            break  # rms of a difference may be a layer norm seen halfway
+    if best is None:
+        return None
+    region, (kind, epsilon, weight, bias) = best
+    return PeeledNorm(
+        spec=QkNormSpec(
+            kind=kind,
+            epsilon=epsilon,
+            over="head" if shape[-1] == head_dim else "hidden",
+            weight=weight is not None,
+            bias=bias is not None,
+        ),
+        weight=_flat(weight, shape[-1], sizes, context, anchor),
+        bias=_flat(bias, shape[-1], sizes, context, anchor),
+        before=region.before,
+        nodes=region.nodes,
+    )
 
 
 _Found = tuple[Kind, float, ir.Value | None, ir.Value | None]
@@ -158,8 +164,8 @@ def _apply(kind: Kind, x: Floats, epsilon: float) -> Floats:
         result: Floats = x / np.maximum(length, epsilon)
         return result
     centred = x - x.mean(axis=-1, keepdims=True) if kind == "layer" else x
-    result = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
-    return result
+    scaled: Floats = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + epsilon)
+    return scaled
 
 
 def _epsilon(

@@ -121,8 +121,6 @@ MISSES = [
      + "r = Add(root, half)\n y = Div(x, r)"),
     ("another-power", RMS.replace("Pow(x, two)", "Pow(x, one)") + "y = Div(x, root)"),
     ("scaled-by-a-half", RMS + "n = Div(x, root)\n y = Mul(n, half)"),
-    ("half-centred", LAYER.replace("Sub(x, mu)", "Sub(x, hm)").replace(
-        "x0 =", "hm = Mul(mu, half)\n  x0 =") + "y = Mul(n, w)"),
     ("softened", RMS + "n = Div(x, root)\n y = Add(n, x)"),
     ("not-a-norm", "y = Mul(x, w)"),
 ]  # fmt: skip
@@ -131,6 +129,14 @@ MISSES = [
 @pytest.mark.parametrize("body", [b for _, b in MISSES], ids=[n for n, _ in MISSES])
 def test_what_is_no_norm(body: str) -> None:
     assert peel(body) is None
+
+
+def test_half_centred_channels_are_what_the_norm_reads() -> None:
+    """Not a layer norm of x, but truly an rms norm of the half-centred channels."""
+    half = LAYER.replace("Sub(x, mu)", "Sub(x, hm)").replace("x0 =", "hm = Mul(mu, half)\n  x0 =")
+    found = peel(half + "y = Mul(n, w)")
+    assert found is not None
+    assert (found.spec.kind, found.before.name) == ("rms", "x0")
 
 
 def test_epsilon_tells_apart_what_large_channels_do_not() -> None:

@@ -48,8 +48,8 @@ ROTATE_HALF = """
   {y} = Add(xc, rs)
 """
 PAIRS = """
-  a = Slice({x}, c0, c8, c3, c2)
-  b = Slice({x}, c1, c8, c3, c2)
+  a = Slice(x, c0, c8, c3, c2)
+  b = Slice(x, c1, c8, c3, c2)
   ac = Mul(a, hcos)
   bs = Mul(b, hsin)
   bc = Mul(b, hcos)
@@ -222,7 +222,8 @@ def test_spellings(body: str, kwargs: dict[str, Any], expected: dict[str, Any]) 
 
 MISSES = [
     ("sign-of-the-other-half", ROTATE_HALF.format(x="x", y="y").replace(
-        "nb = Neg(b)\n  r = Concat<axis = -1>(nb, a)", "na = Neg(a)\n  r = Concat<axis = -1>(b, na)")),
+        "nb = Neg(b)\n  r = Concat<axis = -1>(nb, a)",
+        "na = Neg(a)\n  r = Concat<axis = -1>(b, na)")),
     ("no-sign", ROTATE_HALF.format(x="x", y="y").replace("Neg(b)", "Identity(b)")),
     ("halves-not-swapped", ROTATE_HALF.format(x="x", y="y").replace("(nb, a)", "(a, nb)")),
     ("cosine-only", "t = Mul(x, cos)\n y = Add(t, t)"),
