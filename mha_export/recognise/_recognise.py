@@ -23,6 +23,8 @@ from mha_export.recognise._site import (
     Verdict,
 )
 
+from mha_export.recognise.fused import is_fused, read_fused
+
 
 def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recognition:
     """A verdict for every softmax and every fused attention of ``model``, in graph order.
@@ -39,10 +41,12 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
         Scene(shapes=shapes, views=Views(shapes), context=context)
         for shapes in assignments(copy.graph)
     ]
-    anchors = [
-        anchor for node in list(_all_nodes(copy.graph)) if (anchor := anchor_of(node, scenes[0]))
-    ]
-    verdicts = [verdict(anchor, scenes) for anchor in anchors]
+    verdicts: list[Verdict] = []
+    for node in list(_all_nodes(copy.graph)):
+        if is_fused(node):
+            verdicts.append(read_fused(node, context=context))
+        elif (anchor := anchor_of(node, scenes[0])) is not None:
+            verdicts.append(verdict(anchor, scenes))
     return Recognition(model=copy, verdicts=tuple(verdicts))
 
 
