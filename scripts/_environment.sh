@@ -66,7 +66,7 @@ PYTHON
 
 is_current() {
   [ -x "$PYTHON" ] && [ "$(cat "$VENV/.built-$1" 2>/dev/null)" = "$2" ] &&
-    "$PYTHON" -c 'import mha_export' >/dev/null 2>&1
+    (cd / && "$PYTHON" -c 'import mha_export') >/dev/null 2>&1
 }
 
 create_venv() {
@@ -147,7 +147,7 @@ prepare_environment() {
   LOG=$VENV/setup.log
   : >"$LOG"
   install_all "$extras"
-  "$PYTHON" -c 'import mha_export' || fail "the installed package can't be imported"
+  (cd / && "$PYTHON" -c 'import mha_export') || fail "the installed package can't be imported"
   printf '%s\n' "$key" >"$VENV/.built-$extras"
   unlock_environment
   say "  done in $((SECONDS - STEP_START)) s"
