@@ -24,6 +24,7 @@ from mha_export.spec import (
     DType,
     EmptyRow,
     MaskSpec,
+    ProjectionSpec,
     QkNormSpec,
     QkOutput,
     RotaryScaling,
@@ -229,6 +230,13 @@ def test_integers_of_the_spec_are_kept() -> None:
     assert found
     for case in found:
         assert (case.dims["batch"], case.dims["q_len"], case.dims["kv_len"]) == (1, 3, 6)
+
+
+def test_projections_of_one_input_give_as_many_keys_as_queries() -> None:
+    spec = make_spec(projections=ProjectionSpec(d_model=8))
+    assert all(case.dims["q_len"] == case.dims["kv_len"] for case in cases(spec))
+    apart = make_spec(projections=ProjectionSpec(d_model=8), kv_source="layer.0.self")
+    assert any(case.dims["q_len"] < case.dims["kv_len"] for case in cases(apart))
 
 
 def test_axes_of_masks_pin_lengths() -> None:

@@ -47,8 +47,15 @@ def is_static(spec: AttentionSpec) -> bool:
 
 
 def is_square(spec: AttentionSpec) -> bool:
-    """Whether there are always as many keys as queries: one symbol, no cache, one sequence."""
-    return spec.cache is None and not spec.cross and spec.q_len == spec.kv_len
+    """Whether there are always as many keys as queries: one sequence, no cache, and one symbol.
+
+    Projections of one input say so too, whatever their lengths are called.
+    """
+    if spec.cache is not None or spec.cross:
+        return False
+    one_input = spec.projections is not None and spec.kv_source == "own"
+    named_apart = isinstance(spec.q_len, str) and isinstance(spec.kv_len, str)
+    return spec.q_len == spec.kv_len or (one_input and named_apart)
 
 
 def fixed_dims(spec: AttentionSpec, dims: Mapping[str, int] | None) -> dict[str, int]:
