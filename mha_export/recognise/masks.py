@@ -62,17 +62,40 @@ def read_mask(
         {v for term in terms for v in context.sources(term.value) if v.is_graph_input()},
         key=lambda v: v.name or "",
     )
-    key = ("mask", *((t.value, t.kind, t.fill) for t in terms), heads, subject.permutation, cached)
-    if key in context.memo:
-        sizes, shape, reading = context.memo[key]
-        if sizes is None or masks_sizes.shape_of(context, sizes, scores) == shape:
-            found: MaskReading | None = reading
-            return found
-    plans = masks_sizes.plans(context, scores=scores, inputs=inputs)
-    reading = _read_with_rest(subject, inputs, plans, anchor) if plans else None
-    shape = masks_sizes.shape_of(context, plans[0], scores) if plans else None
-    context.memo[key] = (plans[0] if plans else None, shape, reading)
-    return reading
+    plans = _plans(subject, inputs)
+    if not plans:
+        return None
+    key = _key(subject, plans[:2])
+    if key not in context.memo:
+        context.memo[key] = _read_with_rest(subject, inputs, plans, anchor)
+    reading: MaskReading | None = context.memo[key]
+    if reading is None or not reading.rest:
+        return reading
+    # the same bias computed in another layer is another value: each site binds its own
+    shown = {context.signature(t.value, plans[:2]): t for t in subject.terms}
+    own = [shown[context.signature(term.value, plans[:2])] for term in reading.rest]
+    return replace(reading, rest=tuple(own))
+
+
+def _plans(subject: Subject, inputs: Sequence[ir.Value]) -> list[masks_sizes.Sizes]:
+    """The sizes to look at: those of an earlier site where they serve this one as well."""
+    context = subject.context
+    kept = ("mask sizes", *inputs)
+    plans: list[masks_sizes.Sizes] = context.memo.get(kept, [])
+    if not all(masks_sizes.shape_of(context, sizes, subject.scores) for sizes in plans[:2]):
+        plans = []
+    if not plans:
+        plans = masks_sizes.plans(context, scores=subject.scores, inputs=inputs)
+        context.memo[kept] = plans
+    return plans
+
+
+def _key(subject: Subject, plans: Sequence[masks_sizes.Sizes]) -> tuple[object, ...]:
+    """Equal for sites whose scores and masks are the same at every size."""
+    context = subject.context
+    shapes = [masks_sizes.shape_of(context, sizes, subject.scores) for sizes in plans]
+    terms = [(context.signature(t.value, plans), t.kind, t.fill) for t in subject.terms]
+    return ("mask", *terms, *shapes, subject.heads, subject.permutation, subject.cached)
 
 
 def _summands(context: Context, term: MaskTerm) -> Iterator[MaskTerm]:
