@@ -38,7 +38,13 @@ class GraphInputs:
 
 
 def key_length(spec: AttentionSpec) -> Dim:
-    """The length of the *new* keys: the queries' own with a cache or where they are equal."""
+    """The length of the *new* keys: the queries' own with a cache or where they are equal.
+
+    A concat cache whose lengths are all numbers leaves the new one open (ONNX allows any).
+    """
+    numbers = isinstance(spec.q_len, int) and isinstance(spec.kv_len, int)
+    if spec.cache is not None and spec.cache.growth == "concat" and numbers:
+        return "new_len"
     return spec.q_len if spec.cache is not None or is_square(spec) else spec.kv_len
 
 

@@ -1,6 +1,6 @@
 """``primitive``: MatMul, Softmax, MatMul and layout ops, for every runtime from opset 13 on.
 
-    scores = MatMul(Q, Kᵀ) * scale ; cap * Tanh(scores / cap) ; Add or Where mask
+    scores = MatMul(Q * scale, Kᵀ) ; cap * Tanh(scores / cap) ; Add or Where mask
     P      = Softmax(scores, -1)   ; output = MatMul(P, V)
 
 The fallback of every other form and the check on them: it states every spec there is.
@@ -27,7 +27,7 @@ from mha_export.forms._layout import (
     unsqueeze,
 )
 from mha_export.forms._mask import Mask, hiding_parts
-from mha_export.forms._prepare import finished, prepare
+from mha_export.forms._prepare import finished, prepare, scaled
 from mha_export.forms._rows import policy_of, policy_with_probabilities
 from mha_export.forms._scope import Scope
 from mha_export.forms._support import common_refusal
@@ -68,16 +68,15 @@ class PrimitiveForm:
 
 
 def _product(scope: Scope, spec: AttentionSpec, query: Heads, key: Heads) -> ir.Value:
-    """scale * Q Kᵀ [b, h, s, t]."""
-    dtype = ir_dtype(spec.io_dtype)
-    q_bhsd = as_layout(scope, query, Layout.BHSD).value
+    """scale * Q Kᵀ [b, h, s, t].
+
+    The scale goes onto the query: fewer numbers than scores, and half precision overflows later.
+    """
+    query = as_layout(scope, query, Layout.BHSD)
+    if spec.effective_scale != 1.0:
+        query = scaled(scope, spec, query, spec.effective_scale)
     k_bhdt = transposed_keys(scope, repeat_kv(scope, key, spec.q_heads))
-    scores = scope.op("MatMul", [q_bhsd, k_bhdt], dtype=dtype)
-    if spec.effective_scale == 1.0:
-        return scores
-    return scope.op(
-        "Mul", [scores, floating(scope, spec.effective_scale, spec.io_dtype)], dtype=dtype
-    )
+    return scope.op("MatMul", [query.value, k_bhdt], dtype=ir_dtype(spec.io_dtype))
 
 
 class _Scores:
