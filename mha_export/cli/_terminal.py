@@ -86,4 +86,17 @@ def progress_shown() -> Iterator[Progress]:
         with console.status("starting") as status:
             yield lambda step: status.update(step)
     else:
-        yield lambda step: print_notice(f"... {step}")
+        yield _PlainProgress()
+
+
+class _PlainProgress:
+    """One line a step; steps that differ only after a colon (probe 3 of 200: ...) share one."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, step: str) -> None:
+        what = step.partition(":")[0]
+        if what != self._last:
+            print_notice(f"... {what if ': ' in step else step}")
+            self._last = what

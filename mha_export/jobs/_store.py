@@ -18,6 +18,10 @@ import onnx_ir as ir
 
 from mha_export.errors import InputError
 
+PORTABLE = "portable"
+"""Not a target but a variant every target can run: see docs/forms/portable.md."""
+ORIGINAL = "original"
+"""The unmodified graph beside the variants: what parity and ``--vs raw`` refer to."""
 WEIGHTS = "weights.bin"
 INLINE_BYTES = 1024
 """Tensors up to this size stay in the graph: shapes, scales and scalars that optimisers fold."""

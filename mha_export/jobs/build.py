@@ -114,8 +114,13 @@ def _with_flags(base: dict[str, Any], flags: Mapping[str, Any]) -> AttentionSpec
 def _write(
     spec: AttentionSpec, form: Form, params: FormParams, flags: Mapping[str, Any], output: Path
 ) -> Path:
-    weights = None if flags.get("weights") == "random" else "none"
-    model = build_model(form, spec, params, weights=weights, seed=flags.get("seed", 0))
+    model = build_model(
+        form,
+        spec,
+        params,
+        weights=None if flags.get("weights") == "random" else "none",
+        seed=flags.get("seed", 0),
+    )
     with staged_file(output) as stage:
         ir.save(model, stage)
     return output

@@ -17,7 +17,7 @@ from mha_export.jobs._plan import Plan, read_plan
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import FAILED, OK, JobResult
 from mha_export.jobs._settings import ExportSettings, SourceSettings
-from mha_export.jobs._store import file_sha256, staged_folder, write_models
+from mha_export.jobs._store import ORIGINAL, PORTABLE, file_sha256, staged_folder, write_models
 from mha_export.jobs.inspect import count_nodes, model_record, site_records
 from mha_export.recognise import NotAttention, Recognition, Site, recognise
 from mha_export.report.records import (
@@ -39,20 +39,16 @@ from mha_export.rewrite import (
     with_dtype,
     with_opset,
 )
-from mha_export.spec import DType
+from mha_export.spec import AttentionSpec, DType
 from mha_export.targets import (
     Available,
     Target,
+    capabilities_for,
     evaluator_of,
     parse_target,
     parse_targets,
     target_named,
 )
-
-PORTABLE = "portable"
-"""Not a target but a variant every target can run: see docs/forms/portable.md."""
-ORIGINAL = "original"
-"""The unmodified graph beside the variants: what parity and ``--vs raw`` refer to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +59,12 @@ class _Destination:
     forms: tuple[str, ...]
     max_opset: int
     target: Target | None
+
+    def veto(self, form: str, spec: AttentionSpec) -> str | None:
+        """Why the target cannot be given ``form``: what it was seen to do, here or elsewhere."""
+        if self.target is None:
+            return None
+        return capabilities_for(self.target).refusal(form, spec)
 
 
 def export_model(
@@ -178,18 +180,12 @@ class _Exporter:
 
     def _choose(self, destination: _Destination, site: Site, opset: int) -> Choice | Keep:
         planned = self._plan.of(destination.name, site.id)
-        if planned is None:
-            return choose_form(
-                site,
-                preferred=destination.forms,
-                params=FormParams(opset=opset),
-                only=self._settings.form,
-            )
         return choose_form(
             site,
-            preferred=(planned.form,),
-            params=FormParams(opset=opset, options=planned.options),
-            only=planned.form,
+            preferred=destination.forms if planned is None else (planned.form,),
+            params=FormParams(opset=opset, options={} if planned is None else planned.options),
+            only=self._settings.form if planned is None else planned.form,
+            veto=destination.veto,
         )
 
 

@@ -53,8 +53,8 @@ def model_record(loaded: LoadedModel) -> ModelRecord:
 
 def count_nodes(model: ir.Model) -> int:
     """Nodes of the graph and of its subgraphs; a function's body counts where it is defined."""
-    bodies = [model.graph, *model.functions.values()]
-    return sum(sum(1 for _ in body.all_nodes()) for body in bodies)
+    own = sum(1 for _ in model.graph.all_nodes())
+    return own + sum(1 for function in model.functions.values() for _ in function.all_nodes())
 
 
 def site_records(recognition: Recognition) -> tuple[SiteRecord, ...]:

@@ -85,6 +85,7 @@ class ModelReference:
         self._ort = PlainOrt.of(model)
         self._sessions: dict[str, ReferenceRun] = {}
         self._rounded: RoundedModel | None = None
+        self._known: dict[int, Expected] = {}
         if self._wide is not None:
             self.against = "original in float64 (reference)"
         else:
@@ -94,8 +95,15 @@ class ModelReference:
     def expected(self, case: ModelCase) -> Expected:
         """Run the original on ``case`` in every way there is.
 
-        Never raises for what the model does: a case it cannot run says so in ``problem``.
+        Never raises for what the model does: a case it cannot run says so in ``problem``. The same
+        case is run once, however many candidates are judged on it.
         """
+        known = self._known.get(id(case))
+        if known is None or known.case is not case:
+            known = self._known[id(case)] = self._expected(case)
+        return known
+
+    def _expected(self, case: ModelCase) -> Expected:
         try:
             exact = self._exact(case.inputs)
         except Exception as error:  # any runtime's own words
@@ -107,6 +115,14 @@ class ModelReference:
             for name, array in exact.items()
         }
         return Expected(case=case, outputs=outputs)
+
+    def runs(self, case: ModelCase) -> bool:
+        """Whether the original runs on ``case`` at all, in its own precision."""
+        try:
+            self._fallback(case.inputs)
+        except Exception:  # whatever a runtime raises: it does not run
+            return False
+        return True
 
     def expected_battery(self, cases: Sequence[ModelCase]) -> tuple[Expected, ...]:
         """Every case; where the original runs on none, one at a size it may have been traced at."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mha_export.forms import FormParams, Unsupported, form_named
 from mha_export.recognise import Site
 from mha_export.rewrite._outcome import Choice, Keep
+from mha_export.spec import AttentionSpec
 
 PRIMITIVE = "primitive"
 """The form that says everything: emitted where no preferred form can."""
+
+Veto = Callable[[str, AttentionSpec], str | None]
+"""Why a form must not be emitted for a spec, whatever the form itself says; None where it may."""
 
 
 def choose_form(
@@ -19,6 +23,7 @@ def choose_form(
     preferred: Sequence[str],
     params: FormParams,
     only: str | None = None,
+    veto: Veto | None = None,
 ) -> Choice | Keep:
     """The first form of ``preferred`` that supports the site's spec, else ``primitive``.
 
@@ -28,6 +33,7 @@ def choose_form(
         params: handed to the form; its ``opset`` is what the model will be at.
         only: the one form that may be emitted (``--form``): a site it cannot say is left as it is,
             with the feature that stops it.
+        veto: what the target was seen to get wrong, or cannot load.
 
     Errors:
         InputError: a name that is no form.
@@ -36,24 +42,24 @@ def choose_form(
         reason = site.cannot_replace
         return Keep(reason=f"{reason.code}: {reason.message}")
     if only is not None:
-        answer = _ask(site, only, params)
+        answer = _ask(site, only, params, veto)
         return Keep(reason=answer) if isinstance(answer, str) else answer
     refusals: list[str] = []
     for name in dict.fromkeys(preferred):
-        answer = _ask(site, name, params)
+        answer = _ask(site, name, params, veto)
         if isinstance(answer, Choice):
             lowered = name == PRIMITIVE and bool(refusals)
             return dataclasses.replace(
                 answer, lowered=lowered, reason="; ".join(refusals) if lowered else None
             )
         refusals.append(answer)
-    last = _ask(site, PRIMITIVE, params) if PRIMITIVE not in preferred else refusals[-1]
+    last = _ask(site, PRIMITIVE, params, veto) if PRIMITIVE not in preferred else refusals[-1]
     if isinstance(last, str):
         return Keep(reason="; ".join(dict.fromkeys([*refusals, last])))
     return dataclasses.replace(last, lowered=True, reason="; ".join(refusals) or None)
 
 
-def _ask(site: Site, name: str, params: FormParams) -> Choice | str:
+def _ask(site: Site, name: str, params: FormParams, veto: Veto | None) -> Choice | str:
     """The choice of the form called ``name``, or why it cannot be."""
     form = form_named(name)
     if params.opset < form.min_opset:
@@ -61,4 +67,7 @@ def _ask(site: Site, name: str, params: FormParams) -> Choice | str:
     answer = form.supports(site.spec, params)
     if isinstance(answer, Unsupported):
         return f"{name}: {answer}"
+    refusal = None if veto is None else veto(name, site.spec)
+    if refusal is not None:
+        return f"{name}: {refusal}"
     return Choice(form=form, params=params)

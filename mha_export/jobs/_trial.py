@@ -1,0 +1,180 @@
+"""One candidate in its worker process: built, loaded, judged, placed, and kept for timing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha_export.jobs._subject import Candidate, Subject
+from mha_export.measure.model_inputs import ModelCase
+from mha_export.measure.parity import check_parity, judge_case, reason_of, save_case, status_of
+from mha_export.measure.reference_run import Expected, ModelReference
+from mha_export.measure.shrink import shrink
+from mha_export.report.records import ParityRecord, PlacementRecord, ResultRecord, ResultStatus
+from mha_export.targets import (
+    CompileOptions,
+    Limits,
+    Outcome,
+    Program,
+    TargetWorker,
+    Unavailable,
+)
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A candidate under way; each step adds to its findings and none raises for the runtime.
+
+    ``status`` is None while nothing has gone wrong.
+    """
+
+    subject: Subject
+    candidate: Candidate
+    worker: TargetWorker
+    status: ResultStatus | None = None
+    reason: str | None = None
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a loaded program to run."""
+        return self.status is None
+
+    def build(self, workdir: Path) -> None:
+        """Compile and load."""
+        target = self.candidate.request.target
+        availability = target.availability()
+        self.found |= {
+            "runtime": availability.runtime,
+            "runtime_version": availability.version,
+            "device": availability.device,
+        }
+        state = availability.build
+        if isinstance(state, Unavailable) or self.candidate.file is None:
+            missing = availability.run if not isinstance(state, Unavailable) else state
+            self._stop("unavailable", _state_words(missing))
+            return
+        options = CompileOptions(precision=self.candidate.request.precision, workdir=workdir)
+        program = Program(graphs={self.candidate.graph: self.candidate.file})
+        compiled = self.worker.compile(program, options)
+        if compiled.value is None:
+            self._stop("error", f"build: {compiled.reason}")
+            return
+        self.found["compile_ms"] = compiled.value.compile_ms
+        loaded = self.worker.load(self.candidate.graph)
+        if loaded.value is None:
+            self._stop("error", f"load: {loaded.reason}")
+            return
+        self.found["load_ms"] = loaded.value.load_ms
+        if loaded.value.cannot_run is not None:
+            self._stop("built", loaded.value.cannot_run.reason)
+
+    def judge(
+        self, reference: ModelReference, expected: Sequence[Expected], keep_in: Path | None
+    ) -> ResultRecord:
+        """Run the battery, judge it, and say where the nodes ran."""
+        parity = check_parity(reference, expected, self._run)
+        status: ResultStatus = status_of(parity)
+        record = self.record(status=status, reason=reason_of(parity), parity=parity)
+        if status in ("fail", "error"):
+            return self._with_replay(record, parity, reference, expected, keep_in)
+        return self._with_placement(record)
+
+    def record(self, **more: Any) -> ResultRecord:
+        """What is known so far."""
+        status = more.pop("status", self.status)
+        return ResultRecord(
+            model=self.subject.name,
+            model_sha256=self.subject.sha256,
+            target=self.candidate.request.target.name,
+            precision=self.candidate.request.precision,
+            variant=self.candidate.variant,
+            variant_sha256=self.candidate.sha256,
+            graph=self.candidate.graph,
+            forms=dict(self.candidate.forms),
+            status="error" if status is None else status,
+            **{"reason": self.reason, **self.found, **more},
+        )
+
+    def _stop(self, status: ResultStatus, reason: str) -> None:
+        self.status, self.reason = status, reason
+
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outcome: Outcome[dict[str, np.ndarray]] = self.worker.run(inputs, self.candidate.graph)
+        self.found.setdefault("first_run_ms", outcome.seconds * 1e3)
+        if outcome.value is None:
+            raise RuntimeError(outcome.reason)
+        return outcome.value
+
+    def _with_placement(self, record: ResultRecord) -> ResultRecord:
+        outcome = self.worker.placement(self.candidate.graph)
+        if outcome.value is None:
+            return dataclasses.replace(record, reason=f"placement unknown: {outcome.reason}")
+        placement = outcome.value
+        stated = PlacementRecord.from_json(placement.to_json())
+        if placement.complete:
+            return dataclasses.replace(record, placement=stated)
+        return dataclasses.replace(
+            record,
+            placement=stated,
+            status="fallback",
+            reason=f"{len(placement.elsewhere)} nodes ran elsewhere: {placement.elsewhere[0]}",
+        )
+
+    def _with_replay(
+        self,
+        record: ResultRecord,
+        parity: ParityRecord,
+        reference: ModelReference,
+        expected: Sequence[Expected],
+        keep_in: Path | None,
+    ) -> ResultRecord:
+        bad = next(c for c in parity.by_case if c.status in ("fail", "error"))
+        case = next(item.case for item in expected if item.case.name == bad.name)
+        if bad.status == "fail":
+            case = self._shrunk(case, reference)
+        if keep_in is None:
+            return record
+        name = f"{self.subject.name}.{self.candidate.name}".translate(_FILE_NAME)
+        path = save_case(keep_in / f"{name}.npz", case.inputs)
+        where = self.subject.original_file.parent
+        source = where if self.subject.export is not None else self.candidate.file
+        command = f"mha-export run {source} -t {self.candidate.request.name} --inputs {path}"
+        return dataclasses.replace(record, replay=command)
+
+    def _shrunk(self, case: ModelCase, reference: ModelReference) -> ModelCase:
+        def fails(smaller: ModelCase) -> bool:
+            item = reference.expected(smaller)
+            return item.problem is None and judge_case(item, self._run).status == "fail"
+
+        return shrink(self.subject.original, case, fails)
+
+
+_FILE_NAME = str.maketrans({":": "-", " ": "-", "(": None, ")": None, "/": "-"})
+
+
+def open_trials(
+    stack: ExitStack, subject: Subject, candidates: Sequence[Candidate], *, quick: bool
+) -> list[Trial]:
+    """A worker for each candidate; ``stack`` ends them all."""
+    limits = Limits(seconds=120.0 if quick else 600.0)
+    return [
+        Trial(
+            subject=subject,
+            candidate=candidate,
+            worker=stack.enter_context(TargetWorker(candidate.request.target.name, limits=limits)),
+        )
+        for candidate in candidates
+    ]
+
+
+def _state_words(state: object) -> str:
+    if isinstance(state, Unavailable):
+        return f"{state.reason}; {state.fix}"
+    return "the export holds no graph for it"

@@ -1,0 +1,255 @@
+"""Compile, parity and latency of a model's variants on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from mha_export.jobs._progress import Progress, silent
+from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult, worst
+from mha_export.jobs._settings import RunSettings, Workload
+from mha_export.jobs._store import ORIGINAL
+from mha_export.jobs._subject import Candidate, Subject, open_subject
+from mha_export.jobs._trial import Trial, open_trials
+from mha_export.measure.latency import Contender, LatencySettings, Timing, measure_latency
+from mha_export.measure.machine import machine_record
+from mha_export.measure.model_inputs import (
+    ModelCase,
+    inputs_from_file,
+    model_cases,
+    ordinary_inputs,
+)
+from mha_export.measure.reference_run import Expected, ModelReference
+from mha_export.measure.roofline import Ceilings, Work, ceilings_of, rates, work_of
+from mha_export.report.records import ResultRecord, ResultsRecord, write_json
+
+RAW = "raw"
+_BAD = ("fail", "fallback", "error")
+
+
+def run_models(
+    model: str | Path,
+    *,
+    targets: Sequence[str] = (),
+    output: str | Path | None = None,
+    settings: RunSettings | None = None,
+    progress: Progress = silent,
+) -> JobResult:
+    """Compile every candidate, judge it against the original, and time it.
+
+    Args:
+        model: an export folder, or one ``.onnx`` file (which is then its own original).
+        targets: as ``-t``; none: the folder's own targets, or every target found here.
+        output: results file to write; failing inputs are kept in ``<output stem>.failing/``.
+        settings: workloads, inputs, baseline, length of measurement.
+        progress: told of every step.
+
+    Returns:
+        A document valid under the ``results`` schema. ``exit_code`` 1: a ``fail``, ``fallback`` or
+        ``error``; 3: a target that was asked for cannot run here.
+
+    Errors:
+        InputError: bad folder, model, target, inputs or sizes.
+    """
+    settings = settings or RunSettings()
+    subject = open_subject(Path(model), targets)
+    keep_in = None if output is None else Path(output).with_suffix(".failing")
+    with ExitStack() as stack:
+        results = _Runner(subject, settings, keep_in, progress).results(stack)
+    record = ResultsRecord(
+        machine=machine_record(),
+        results=tuple(results),
+        exports=() if subject.export is None else (subject.export,),
+    )
+    if output is not None:
+        write_json(output, record)
+    asked = bool(targets) and tuple(targets) != ("all",)
+    return JobResult(
+        document=record.to_json(),
+        exit_code=_exit_code(results, asked=asked),
+        notices=tuple(_notices(results)),
+        files=() if output is None else (Path(output),),
+    )
+
+
+class _Runner:
+    """The steps of one run, over all candidates and workloads."""
+
+    def __init__(
+        self, subject: Subject, settings: RunSettings, keep_in: Path | None, progress: Progress
+    ) -> None:
+        self._subject = subject
+        self._settings = settings
+        self._keep_in = keep_in
+        self._progress = progress
+        self._references: dict[str | None, ModelReference] = {}
+
+    def results(self, stack: ExitStack) -> list[ResultRecord]:
+        workdir = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="mha_export-", ignore_cleanup_errors=True)
+            )
+        )
+        trials = self._built(stack, self._subject.candidates, workdir)
+        baselines: dict[str, Trial] = {}
+        if self._settings.vs == RAW:
+            raw = [self._raw(trial.candidate) for trial in trials if trial.alive]
+            built = self._built(stack, raw, workdir / RAW)
+            baselines = {trial.candidate.request.name: trial for trial in built if trial.alive}
+        records = [trial.record() for trial in trials if not trial.alive]
+        for workload in self._settings.workloads:
+            records += self._workload(
+                workload, [trial for trial in trials if trial.alive], baselines
+            )
+        return records
+
+    def _raw(self, candidate: Candidate) -> Candidate:
+        return dataclasses.replace(
+            candidate, variant=ORIGINAL, file=self._subject.original_file, forms={}
+        )
+
+    def _built(
+        self, stack: ExitStack, candidates: Sequence[Candidate], workdir: Path
+    ) -> list[Trial]:
+        distinct = list({candidate.name: candidate for candidate in candidates}.values())
+        trials = open_trials(stack, self._subject, distinct, quick=self._settings.quick)
+        for index, trial in enumerate(trials):
+            self._progress(f"building for {trial.candidate.name}")
+            folder = workdir / str(index)
+            folder.mkdir(parents=True)
+            trial.build(folder)
+        return trials
+
+    def _workload(
+        self, workload: Workload, trials: Sequence[Trial], baselines: Mapping[str, Trial]
+    ) -> list[ResultRecord]:
+        if not trials:
+            return []
+        cases, timed = self._inputs(workload)
+        judged = []
+        for trial in trials:
+            self._progress(f"parity on {trial.candidate.name}")
+            reference, expected = self._expected(trial.candidate.request.precision, cases)
+            judged.append(trial.judge(reference, expected, self._keep_in))
+        timings = self._timings(trials, baselines, timed)
+        work = None if self._settings.quick else work_of(self._subject.original, timed.inputs)
+        return [
+            self._measured(record, trial, timings.get(trial.candidate.name), timed, work)
+            for record, trial in zip(judged, trials, strict=True)
+        ]
+
+    def _inputs(self, workload: Workload) -> tuple[tuple[ModelCase, ...], ModelCase]:
+        original = self._subject.original
+        if self._settings.inputs is not None:
+            case = inputs_from_file(self._settings.inputs, original)
+            return (case,), case
+        seed = self._settings.seed
+        cases = model_cases(
+            original,
+            seed=seed,
+            dims=workload.dims,
+            shapes=workload.shapes,
+            quick=self._settings.quick,
+        )
+        reference = self._reference(None)
+        timed = ordinary_inputs(
+            original,
+            seed=seed,
+            dims=workload.dims,
+            shapes=workload.shapes,
+            runs=reference.runs,
+        )
+        return cases, timed
+
+    def _reference(self, precision: str | None) -> ModelReference:
+        if precision not in self._references:
+            self._references[precision] = ModelReference(
+                self._subject.original, precision=precision
+            )
+        return self._references[precision]
+
+    def _expected(
+        self, precision: str | None, cases: tuple[ModelCase, ...]
+    ) -> tuple[ModelReference, tuple[Expected, ...]]:
+        reference = self._reference(precision)
+        return reference, reference.expected_battery(cases)
+
+    def _timings(
+        self, trials: Sequence[Trial], baselines: Mapping[str, Trial], timed: ModelCase
+    ) -> dict[str, Timing]:
+        settings = (
+            LatencySettings.quick(seed=self._settings.seed)
+            if self._settings.quick
+            else LatencySettings(seed=self._settings.seed)
+        )
+        if not baselines:
+            self._progress(f"timing {', '.join(trial.candidate.name for trial in trials)}")
+            return measure_latency([_contender(t, timed) for t in trials], settings=settings)
+        timings: dict[str, Timing] = {}
+        for trial in trials:
+            self._progress(f"timing {trial.candidate.name} against the unmodified model")
+            contenders = [_contender(trial, timed)]
+            base = baselines.get(trial.candidate.request.name)
+            if base is not None:
+                contenders.append(_contender(base, timed, name=RAW))
+            name = None if base is None else RAW
+            timings.update(measure_latency(contenders, baseline=name, settings=settings))
+        return timings
+
+    def _measured(
+        self,
+        record: ResultRecord,
+        trial: Trial,
+        timing: Timing | None,
+        timed: ModelCase,
+        work: Work | None,
+    ) -> ResultRecord:
+        record = dataclasses.replace(record, workload=dict(timed.dims))
+        if timing is None or timing.latency is None:
+            return record
+        record = dataclasses.replace(
+            record, latency_ms=timing.latency, vs=timing.vs, peak_rss_mb=timing.peak_rss_mb
+        )
+        if work is None:
+            return record
+        achieved = rates(work, timing.latency.p50, self._ceilings(trial))
+        return dataclasses.replace(
+            record,
+            gflops=achieved.gflops,
+            gbytes_s=achieved.gbytes_s,
+            roofline_fraction=achieved.fraction,
+        )
+
+    def _ceilings(self, trial: Trial) -> Ceilings:
+        request = trial.candidate.request
+        self._progress(f"ceilings of {request.name}")
+        return ceilings_of(request.target.name, precision=request.precision)
+
+
+def _contender(trial: Trial, timed: ModelCase, *, name: str | None = None) -> Contender:
+    return Contender(
+        name=name or trial.candidate.name,
+        worker=trial.worker,
+        inputs=timed.inputs,
+        graph=trial.candidate.graph,
+    )
+
+
+def _exit_code(results: Sequence[ResultRecord], *, asked: bool) -> int:
+    codes = [FAILED for result in results if result.status in _BAD]
+    if asked:
+        codes += [CANNOT_RUN for result in results if result.status in ("unavailable", "built")]
+    return worst(codes) if codes else OK
+
+
+def _notices(results: Sequence[ResultRecord]) -> list[str]:
+    lines = []
+    for result in results:
+        if result.status != "pass" and result.reason:
+            lines.append(f"{result.model} on {result.target}: {result.status}: {result.reason}")
+        if result.replay:
+            lines.append(f"  replay: {result.replay}")
+    return lines
