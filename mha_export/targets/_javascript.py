@@ -160,7 +160,9 @@ def webgpu_placement(lines: Sequence[str]) -> Placement:
         if found := PLACED.search(line):
             provider = found[2]
             if found[1] == "All nodes":
+                everything = f"all {found[3]} nodes -> {provider}"
                 on_target += int(found[3]) if "WebGpu" in provider else 0
+                elsewhere += [] if "WebGpu" in provider else [everything]
         elif provider and (node := PLACED_NODE.search(line)) and "Memcpy" not in node[1]:
             if "WebGpu" in provider:
                 on_target += 1

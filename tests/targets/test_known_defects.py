@@ -1,0 +1,115 @@
+"""Defects of runtimes that the probes must find by themselves.
+
+The table pins versions: a runtime of another version is a new row, written after looking at what it
+does. So a broken probe cannot pass by agreeing with itself.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mha_export.spec import DType
+from mha_export.targets import Worker, target_named
+from mha_export.targets._operator_probes import GQA, MHA, ONNX, operator_probes
+from mha_export.targets._probe import probe_one
+from mha_export.targets._probe_cases import form_probes
+
+OK, WRONG, FALLBACK = "ok", "wrong", "fallback"
+AT_LOAD, AT_RUN = "unsupported-at-load", "unsupported-at-run"
+
+EXPECTED = {
+    ("cpu", "1.32.0"): {
+        (MHA, "key_padding_mask"): OK,
+        (MHA, "unidirectional"): OK,
+        (GQA, "softcap"): OK,
+        (GQA, "past"): OK,
+        (ONNX, "past_is_causal"): OK,
+        (ONNX, "nonpad_kv_seqlen"): OK,
+        ("onnx", "rotary_half"): OK,
+    },
+    ("reference", "1.23.2"): {
+        (MHA, "plain"): AT_LOAD,
+        (ONNX, "past_is_causal"): OK,
+        (ONNX, "softcap"): OK,
+    },
+    ("openvino", "2026.4.0"): {
+        (GQA, "past"): OK,
+        (GQA, "softcap"): AT_LOAD,
+        (GQA, "prompt"): AT_LOAD,
+        (MHA, "key_padding_mask"): OK,
+        (ONNX, "past_is_causal"): OK,
+        ("onnx", "rotary_half"): OK,
+    },
+    ("webgpu", "0.4.0 (onnxruntime 1.32.0)"): {
+        (GQA, "prompt"): OK,
+        (GQA, "softcap"): WRONG,
+        (MHA, "plain"): OK,
+        (MHA, "attention_bias"): OK,
+        (MHA, "key_padding_mask"): AT_RUN,
+        (ONNX, "plain"): FALLBACK,
+        ("primitive", "plain"): OK,
+    },
+    ("tract", "0.23.9"): {
+        (MHA, "plain"): OK,
+        (MHA, "unidirectional"): WRONG,
+        (ONNX, "plain"): OK,
+        (ONNX, "past_is_causal"): WRONG,
+        (ONNX, "softcap"): AT_LOAD,
+    },
+    ("node", "1.30.0"): {
+        (MHA, "key_padding_mask"): OK,
+        (GQA, "softcap"): OK,
+        (ONNX, "past_is_causal"): OK,
+    },
+    ("wasm", "1.30.0"): {
+        (MHA, "key_padding_mask"): OK,
+        (GQA, "past"): OK,
+        (GQA, "fixed_past"): AT_LOAD,
+    },
+}
+BUILT = {
+    ("tensorrt-rtx", "1.7.1.116"): {
+        (ONNX, "plain"): OK,
+        (ONNX, "nonpad_kv_seqlen"): WRONG,
+        (ONNX, "past_is_causal"): AT_LOAD,
+        (ONNX, "softcap"): AT_LOAD,
+        (GQA, "prompt"): AT_LOAD,
+        (MHA, "plain"): OK,
+    },
+}
+
+
+def _found(target: str, wanted: set[tuple[str, str]], dtype: DType) -> dict[tuple[str, str], str]:
+    opset = target_named(target).max_opset
+    forms = [form for form, _ in wanted if "." not in form]
+    probes = [
+        *operator_probes(dtype, max_opset=opset),
+        *form_probes(dtype, max_opset=opset, forms=forms),
+    ]
+    with Worker() as worker:
+        return {
+            (one.form, one.feature): probe_one(worker, target, None, one).state
+            for one in probes
+            if (one.form, one.feature) in wanted
+        }
+
+
+def _rows(table: dict, target: str) -> dict[tuple[str, str], str]:
+    version = target_named(target).availability().version
+    rows = table.get((target, version))
+    if rows is None:
+        pytest.fail(f"{target} {version} has no row: look at what it does, then add one")
+    return rows
+
+
+@pytest.mark.parametrize("target", [name for name, _ in EXPECTED])
+def test_the_probes_find_what_is_known(target, needs_target) -> None:
+    needs_target(target)
+    rows = _rows(EXPECTED, target)
+    assert _found(target, set(rows), DType.FP32) == rows
+
+
+def test_an_ahead_of_time_build_shows_what_the_engine_ignores(needs_target) -> None:
+    needs_target("tensorrt-rtx", to_run=False)
+    rows = _rows(BUILT, "tensorrt-rtx")
+    assert _found("tensorrt-rtx", set(rows), DType.FP16) == rows
