@@ -73,6 +73,11 @@ class Context:
             self._views[key] = plain
         return self._view(sizes, contents, wide, plain) if contents else plain
 
+    def forget(self, sizes: Mapping[str, int]) -> None:
+        """Let go of what was computed at these sizes (large ones hold large arrays)."""
+        for wide in (False, True):
+            self._views.pop((tuple(sorted(sizes.items())), wide), None)
+
     def _view(
         self,
         sizes: Mapping[str, int],

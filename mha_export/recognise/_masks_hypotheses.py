@@ -67,21 +67,34 @@ def _read_padding(
     dtype = data.dtype_of(cut)
     if dtype is None or not _is_per_key(subject, cut, plans[0]):
         return None
-    for inverted in (False, True):
-        trials = _trials(subject, cut, dtype, plans, large, data.padding_feeds, invert=inverted)
-        decoded = decode([trial.sight for trial in trials], subject) if trials else None
-        if decoded is None:
-            continue
-        split = _split_padding(trials, decoded)
-        if split is None or not _reads_flags(subject, cut, dtype, plans[0], split, inverted):
-            continue
-        structure, reads = split
-        reading = _reading(structure, decoded, empties=reads)
-        if not reads:
-            return Found(reading=reading)
-        operand = _flag_operand(subject, cut, dtype, inverted, anchor)
-        return Found(reading=replace(reading, key_padding=operand), derived=operand is not cut)
-    return None
+    set_flags = _first_look(subject, cut, dtype, plans[0], 1)
+    if set_flags is None:
+        return None
+    inverted = not any(keep.any() for keep in set_flags.keeps)
+    trials = _trials(subject, cut, dtype, plans, large, data.padding_feeds, invert=inverted)
+    decoded = decode([trial.sight for trial in trials], subject) if trials else None
+    split = None if decoded is None else _split_padding(trials, decoded)
+    if decoded is None or split is None:
+        return None
+    if not _reads_flags(subject, cut, dtype, plans[0], split, inverted):
+        return None
+    structure, reads = split
+    reading = _reading(structure, decoded, empties=reads)
+    if not reads:
+        return Found(reading=reading)
+    operand = _flag_operand(subject, cut, dtype, inverted, anchor)
+    return Found(reading=replace(reading, key_padding=operand), derived=operand is not cut)
+
+
+def _first_look(
+    subject: Subject, cut: ir.Value, dtype: ir.DataType, sizes: Sizes, number: int
+) -> Decoded | None:
+    """One content, the same everywhere: what is no mask then need not be looked at further."""
+    extent = subject.context.sized(sizes).shape(cut)
+    if extent is None:
+        return None
+    sight = look(subject, sizes, {cut: np.full(extent, number).astype(dtype.numpy())})
+    return None if sight is None else decode([sight], subject)
 
 
 def _split_padding(trials: Sequence[_Trial], decoded: Decoded) -> tuple[Structure, bool] | None:
@@ -139,6 +152,8 @@ def _read_documents(
     """``keep = positions & (ids[i] == ids[t])``: a [b, t] operand of document numbers."""
     dtype = data.dtype_of(cut)
     if dtype is None or not dtype.is_integer() or not _is_per_key(subject, cut, plans[0]):
+        return None
+    if _first_look(subject, cut, dtype, plans[0], 1) is None:
         return None
     trials = _trials(subject, cut, dtype, plans, large, data.document_feeds)
     decoded = decode([trial.sight for trial in trials], subject) if trials else None
@@ -262,8 +277,10 @@ def _per_batch_trials(
     dtype = data.dtype_of(cut)
     if dtype is None or not dtype.is_integer():
         return [], None
-    batch, _, _ = geometry(subject, plans[0])
+    batch, _, keys = geometry(subject, plans[0])
     if subject.context.sized(plans[0]).shape(cut) not in ((batch,), (batch, 1)):
+        return [], None
+    if _first_look(subject, cut, dtype, plans[0], keys) is None:
         return [], None
     return _trials(subject, cut, dtype, plans, large, data.length_feeds), dtype
 

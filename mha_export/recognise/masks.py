@@ -166,6 +166,20 @@ def _read(
     large = _large_plans(subject, inputs, plans)
     if large is None:
         return None
+    try:
+        return _tried(subject, plans, large, anchor)
+    finally:
+        for sizes in large:
+            subject.context.forget(sizes)
+
+
+def _tried(
+    subject: Subject,
+    plans: Sequence[masks_sizes.Sizes],
+    large: Sequence[masks_sizes.Sizes],
+    anchor: ir.Node,
+) -> MaskReading | None:
+    """The first hypothesis that holds for the first value that decides the mask."""
     values = [term.value for term in subject.terms]
     if not any(subject.context.sources(value) for value in values):
         return read_positional(subject, plans, large)
