@@ -18,6 +18,7 @@ from mha_export.recognise._liveness import dying
 from mha_export.recognise._mask_binding import BoundMask, bound_mask
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
+from mha_export.recognise._shape_readers import detach_shapes
 from mha_export.recognise._site import Reason, Site
 from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType
 
@@ -57,7 +58,7 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     mask = bound_mask(fitting, full.scores.terms)
     if isinstance(mask, Reason):
         return mask
-    return _site(full, scenes, mask)
+    return _site(full, fitting, mask)
 
 
 def _zeroing(draft: Draft) -> Reason | None:
@@ -76,7 +77,8 @@ def _zeroing(draft: Draft) -> Reason | None:
     )
 
 
-def _site(draft: Draft, scenes: Sequence[Scene], mask: BoundMask) -> Site | Reason:
+def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
+    scenes = fitting.scenes
     scene = scenes[0]
     query, key, value = draft.query.heads, draft.key.heads, draft.value.heads
     assert query is not None and key is not None and value is not None
@@ -115,7 +117,7 @@ def _site(draft: Draft, scenes: Sequence[Scene], mask: BoundMask) -> Site | Reas
         **mask.operands,
         **_norm_operands(draft, common),
     )
-    return finished(draft, spec, operands)
+    return _finished(fitting, spec, operands)
 
 
 def _norm_operands(draft: Draft, common: Common) -> dict[str, ir.Value | None]:
@@ -130,16 +132,20 @@ def _norm_operands(draft: Draft, common: Common) -> dict[str, ir.Value | None]:
     }
 
 
-def finished(draft: Draft, spec: AttentionSpec, operands: Operands) -> Site:
+def _finished(fitting: Fitting, spec: AttentionSpec, operands: Operands) -> Site:
     """The site with its nodes, and the reason why it may not be replaced."""
+    draft = fitting.draft
     assert draft.output is not None
     present = [h for h in (draft.key.present, draft.value.present) if h is not None]
     replaced = [draft.output.value, *(heads.value for heads in present)]
-    nodes, dead = dying(replaced, [value for _, value in operands.values()])
+    kept = [value for _, value in operands.values()]
+    nodes, dead = dying(replaced, kept)
+    if not _inner(draft) <= dead and detach_shapes(fitting, dead):
+        nodes, dead = dying(replaced, kept)
     graph = draft.anchor.node.graph
     assert graph is not None
     return Site(
-        id=draft.anchor.node.name or "",
+        id="",
         spec=spec,
         graph=graph,
         operands=operands,
@@ -150,6 +156,10 @@ def finished(draft: Draft, spec: AttentionSpec, operands: Operands) -> Site:
         present_value=draft.value.present,
         cannot_replace=_hindrance(draft, dead),
     )
+
+
+def _inner(draft: Draft) -> set[ir.Node]:
+    return {draft.scores.product.node, draft.anchor.node, draft.weighted.product.node}
 
 
 def _hindrance(draft: Draft, dead: set[ir.Node]) -> Reason | None:

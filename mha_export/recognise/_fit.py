@@ -38,6 +38,11 @@ class Fitting:
     def draft(self) -> Draft:
         return self.drafts[0]
 
+    def deriver(self, before: ir.Node) -> Deriver:
+        """Derives before another node than the softmax."""
+        self.derive = Deriver(self.scenes, before)
+        return self.derive
+
     def completed(self) -> Draft | Reason:
         """The first draft with every tensor bound, or the one that can't be."""
         try:

@@ -29,6 +29,7 @@ class Weighted:
 
     Attributes:
         product: left is P, right is V.
+        onto: the axes of the score space as a view of P.
         value: V as a view over the axes of the score space followed by its own (e).
         output: the product's output as a view of itself over the same axes.
         zeroed: a guard puts zero where a row had no key.
@@ -37,6 +38,7 @@ class Weighted:
     """
 
     product: Product
+    onto: View
     value: View
     output: View
     zeroed: bool
@@ -66,6 +68,8 @@ def read_weighted(
             others.append(Use(value=path.value, node=None))
         for node in dict.fromkeys(user for user, _ in path.value.uses()):
             following = _next(path, node, scene)
+            if node.op_type in ("Shape", "Size"):
+                continue
             if following is not None:
                 pending.extend(following)
             elif _is_product(node, scene):
@@ -277,6 +281,7 @@ def _along(
     output_own = [(product.dims[p], strides[p]) for p in own]
     return Weighted(
         product=product,
+        onto=onto,
         value=View(value.source, value.offset, (*value.axes, coalesced(value_own))),
         output=View(product.out, 0, (*output.axes, coalesced(output_own))),
         zeroed=path.zeroed,

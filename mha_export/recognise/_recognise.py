@@ -13,7 +13,10 @@ from mha_export.recognise._assignment import assignments
 from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._movement import Views
+from mha_export.recognise._finish import finished
+from mha_export.recognise._other import is_matrix, other_softmax
 from mha_export.recognise._prepare import prepared
+from mha_export.recognise._probabilities import Use
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import (
     NotAttention,
@@ -47,7 +50,7 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
             verdicts.append(read_fused(node, context=context))
         elif (anchor := anchor_of(node, scenes[0])) is not None:
             verdicts.append(verdict(anchor, scenes))
-    return Recognition(model=copy, verdicts=tuple(verdicts))
+    return Recognition(model=copy, verdicts=finished(verdicts, scenes))
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -56,16 +59,40 @@ def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def verdict(anchor: Anchor, scenes: Sequence[Scene]) -> Verdict:
     """What one softmax is."""
+    first = scenes[0]
     drafts: list[Draft] = []
     for scene in scenes:
         found = read_draft(anchor, scene)
-        if isinstance(found, Reason):
-            return Rejection(id=anchor.node.name or "", anchor=anchor.node, reason=found)
-        if isinstance(found, tuple):
-            reason = Reason(code="no-product", message="no P·V", value=anchor.probabilities.name)
-            return NotAttention(id=anchor.node.name or "", anchor=anchor.node, reason=reason)
-        drafts.append(found)
+        if isinstance(found, Draft):
+            drafts.append(found)
+            continue
+        uses = None if isinstance(found, Reason) else found
+        other = other_softmax(anchor, uses, first)
+        if other is not None:
+            return NotAttention(id="", anchor=anchor.node, reason=other)
+        return Rejection(id="", anchor=anchor.node, reason=_reason(anchor, found))
+    if _is_linear(drafts[0], first):
+        other = other_softmax(anchor, None, first)
+        if other is not None:
+            return NotAttention(id="", anchor=anchor.node, reason=other)
     site = assemble(drafts, scenes)
     if isinstance(site, Reason):
-        return Rejection(id=anchor.node.name or "", anchor=anchor.node, reason=site)
+        return Rejection(id="", anchor=anchor.node, reason=site)
     return site
+
+
+def _is_linear(draft: Draft, scene: Scene) -> bool:
+    """Whether the scores are a linear layer: a stored matrix in place of queries or keys."""
+    product = draft.scores.product
+    return any(is_matrix(scene.views.source(side.value)) for side in (product.left, product.right))
+
+
+def _reason(anchor: Anchor, found: Reason | tuple[Use, ...]) -> Reason:
+    if isinstance(found, Reason):
+        return found
+    return Reason(
+        code="no-weighted-values",
+        message=f"nothing multiplies values by the output of softmax {anchor.node.name!r}",
+        value=anchor.probabilities.name,
+        nodes=tuple(use.node.name or use.node.op_type for use in found if use.node is not None),
+    )

@@ -8,7 +8,7 @@ factors get the same normal form.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,6 +89,8 @@ class Scores:
     steps: tuple[tuple[ir.Node, ir.Value], ...]
     summed: int
     start: ir.Value
+    levels: Mapping[ir.Value, View]
+    """Every value from the product to the space, with the space's axes as a view of it."""
 
     def rearrangements(self, level: ir.Value) -> list[ir.Node]:
         """Nodes that rearrange the scores between ``level`` and the space, in graph order."""
@@ -123,6 +125,7 @@ class _State:
     sink: Sink | None = None
     steps: tuple[tuple[ir.Node, ir.Value], ...] = ()
     start: ir.Value
+    levels: tuple[tuple[ir.Value, View], ...] = ()
 
     def at(self, value: ir.Value, outer: View, node: ir.Node, **changes: object) -> _State:
         return dataclasses.replace(
@@ -130,6 +133,7 @@ class _State:
             value=value,
             outer=outer,
             steps=(*self.steps, (node, value)),
+            levels=(*self.levels, (value, outer)),
             **changes,  # type: ignore[arg-type]
         )
 
@@ -162,7 +166,12 @@ def _walk(state: _State, scene: Scene) -> Scores | Reason:
                 return _refused(
                     state, "scores-rearranged", "the scores are rearranged in a way that mixes axes"
                 )
-            state = dataclasses.replace(state, value=view.source, outer=outer)
+            state = dataclasses.replace(
+                state,
+                value=view.source,
+                outer=outer,
+                levels=(*state.levels, (view.source, outer)),
+            )
         product = product_of(state.value, scene.views)
         if product is not None:
             return _end(state, product, scene)
@@ -221,6 +230,7 @@ def _end(state: _State, product: Product, scene: Scene) -> Scores | Reason:
                 steps=state.steps,
                 summed=oriented.contracted,
                 start=state.start,
+                levels={state.start: identity(state.start, state.space), **dict(state.levels)},
             )
     return _refused(
         state,
@@ -485,6 +495,7 @@ def _joined(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Rea
             sink=sink,
             steps=(),
             start=scores,
+            levels=(),
         )
     return _refused(state, "scores-joined", "more than one column joins the scores", node)
 

@@ -1,0 +1,132 @@
+"""What only the whole list of verdicts decides: ids, shared keys and values, names of dimensions.
+
+Ids come from order and structure alone, never from names, so that copies of a model as text, with
+external data or wrapped in functions get the same ones: the n-th self-attention is ``layer.n.self``;
+a cross-attention belongs to the layer of the self-attention before it (``layer.n.cross``), and
+opens a layer of its own where there is none. Everything that is no site is ``softmax.n``, n
+counting all verdicts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from mha_export.errors import SpecError
+from mha_export.operands import Heads, Layout
+from mha_export.recognise._origin import Origins, is_cross
+from mha_export.recognise._scene import Scene
+from mha_export.recognise._site import Site, Verdict
+from mha_export.spec import AttentionSpec, Dim
+
+
+def finished(verdicts: Sequence[Verdict], scenes: Sequence[Scene]) -> tuple[Verdict, ...]:
+    """The verdicts with ids, cross attention, shared K/V and dimension names filled in."""
+    origins = Origins()
+    crossing = [
+        _stated(verdict, scenes, origins) if isinstance(verdict, Site) else verdict
+        for verdict in verdicts
+    ]
+    return _shared(_numbered(crossing))
+
+
+def _stated(site: Site, scenes: Sequence[Scene], origins: Origins) -> Site:
+    spec, operands = site.spec, site.operands
+    cross = is_cross(
+        operands.query,
+        operands.key,
+        cached=operands.past_key is not None,
+        scenes=scenes,
+        origins=origins,
+    )
+    batch, q_len, kv_len = _dims(site, scenes)
+    try:
+        stated = spec.replace(cross=cross, batch=batch, q_len=q_len, kv_len=kv_len)
+    except SpecError:
+        stated = spec
+    return dataclasses.replace(site, spec=stated)
+
+
+def _dims(site: Site, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:
+    operands, spec = site.operands, site.spec
+    batch = dimension(operands.query.value, 0, scenes, _fallback(spec.batch, "batch"))
+    q_len = _length(operands.query, scenes, _fallback(spec.q_len, "q_len"))
+    new = _length(operands.key, scenes, _fallback(spec.kv_len, "kv_len"))
+    if operands.past_key is None or (spec.cache is not None and spec.cache.growth != "concat"):
+        return batch, q_len, new
+    past = _length(operands.past_key, scenes, "past")
+    if isinstance(past, int) and isinstance(new, int):
+        return batch, q_len, past + new
+    return batch, q_len, f"{past} + {new}"
+
+
+def _fallback(dim: Dim, default: str) -> str:
+    return dim if isinstance(dim, str) else default
+
+
+def _length(heads: Heads, scenes: Sequence[Scene], default: str) -> Dim:
+    return dimension(heads.value, 2 if heads.layout is Layout.BHSD else 1, scenes, default)
+
+
+def dimension(value: ir.Value, axis: int, scenes: Sequence[Scene], default: str) -> Dim:
+    """A number where it is the same at all sizes, else the graph's name for it."""
+    sizes = []
+    for scene in scenes:
+        shape = scene.shapes.shape(value)
+        sizes.append(None if shape is None or axis >= len(shape) else shape[axis])
+    first = sizes[0]
+    if first is not None and all(size == first for size in sizes):
+        return first
+    for name in scenes[0].shapes.sizes:
+        if all(scene.shapes.sizes[name] == size for scene, size in zip(scenes, sizes, strict=True)):
+            return name
+    declared = None if value.shape is None or axis >= len(value.shape) else value.shape[axis]
+    name = getattr(declared, "value", None)
+    return str(name) if name else default
+
+
+def _numbered(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    layer = -1
+    taken: dict[str, int] = {}
+    result: list[Verdict] = []
+    for index, verdict in enumerate(verdicts):
+        if not isinstance(verdict, Site):
+            result.append(dataclasses.replace(verdict, id=f"softmax.{index}"))
+            continue
+        if not verdict.spec.cross:
+            layer += 1
+        kind = "cross" if verdict.spec.cross else "self"
+        stem = f"layer.{max(layer, 0)}.{kind}"
+        count = taken.get(stem, 0)
+        taken[stem] = count + 1
+        result.append(dataclasses.replace(verdict, id=f"{stem}.{count}" if count else stem))
+    return result
+
+
+def _shared(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """Sites that read the same keys and values as an earlier one."""
+    first: dict[tuple[object, ...], str] = {}
+    result: list[Verdict] = []
+    for verdict in verdicts:
+        if not isinstance(verdict, Site):
+            result.append(verdict)
+            continue
+        operands = verdict.operands
+        if operands.key.value is operands.value.value:
+            result.append(verdict)
+            continue
+        key = (
+            operands.key.value,
+            operands.key.layout,
+            operands.value.value,
+            operands.value.layout,
+            None if operands.past_key is None else operands.past_key.value,
+        )
+        owner = first.setdefault(key, verdict.id)
+        spec: AttentionSpec = verdict.spec
+        if owner != verdict.id:
+            spec = spec.replace(kv_source=owner)
+        result.append(dataclasses.replace(verdict, spec=spec))
+    return tuple(result)

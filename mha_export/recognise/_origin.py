@@ -1,0 +1,99 @@
+"""Where queries and keys come from: one sequence, or two (cross attention)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from mha_export.operands import Heads, Layout
+from mha_export.recognise._other import is_stored
+from mha_export.recognise._product import product_of
+from mha_export.recognise._scene import Scene
+
+_STEPS = 16
+_LINEAR = frozenset({"Gemm", "Conv", "MatMulNBits", "QLinearMatMul", "MatMulInteger"})
+_PASSED = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Cast", "DequantizeLinear", "QuantizeLinear",
+     "DynamicQuantizeLinear"}
+)  # fmt: skip
+
+
+class Origins:
+    """Which graph inputs each value depends on; one pass over a graph, kept."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[ir.Value, frozenset[ir.Value]] = {}
+
+    def inputs(self, value: ir.Value) -> frozenset[ir.Value]:
+        stack = [value]
+        while stack:
+            current = stack[-1]
+            if current in self._inputs:
+                stack.pop()
+                continue
+            node = current.producer()
+            if node is None:
+                own = frozenset() if current.const_value is not None else frozenset({current})
+                self._inputs[current] = own
+                continue
+            before = [] if node.op_type == "Shape" else [v for v in node.inputs if v is not None]
+            missing = [v for v in before if v not in self._inputs]
+            if missing:
+                stack.extend(missing)
+                continue
+            self._inputs[current] = frozenset().union(*(self._inputs[v] for v in before))
+        return self._inputs[value]
+
+
+def is_cross(
+    query: Heads, key: Heads, *, cached: bool, scenes: Sequence[Scene], origins: Origins
+) -> bool:
+    """Whether the keys come from another sequence than the queries.
+
+    The same projection input decides at once. Else lengths that differ at some size, and, where
+    lengths are fixed or equal by chance, the graph inputs that each depends on.
+    """
+    sources = [projected(heads.value, scenes[0]) for heads in (query, key)]
+    if sources[0] is sources[1]:
+        return False
+    if cached:
+        return False
+    lengths = [
+        tuple((scene.dims(heads.value) or (0,) * 4)[_length_axis(heads)] for scene in scenes)
+        for heads in (query, key)
+    ]
+    if lengths[0] == lengths[1] and len(set(lengths[0])) > 1:
+        return False
+    if lengths[0] != lengths[1] and not _cut_from(sources[0], sources[1], scenes[0]):
+        return True
+    return origins.inputs(sources[0]) != origins.inputs(sources[1])
+
+
+def _cut_from(query: ir.Value, key: ir.Value, scene: Scene) -> bool:
+    """Whether the queries are some rows of what the keys were projected from."""
+    return scene.views.source(query) is scene.views.source(key)
+
+
+def _length_axis(heads: Heads) -> int:
+    return 2 if heads.layout is Layout.BHSD else 1
+
+
+def projected(value: ir.Value, scene: Scene) -> ir.Value:
+    """What a query, key or value was projected from: above the first product with a weight."""
+    for _ in range(_STEPS):
+        value = scene.views.source(value)
+        node = value.producer()
+        if node is None:
+            return value
+        inputs = [v for v in node.inputs if v is not None]
+        moving = [v for v in inputs if not is_stored(scene.views.source(v))]
+        product = product_of(value, scene.views)
+        if product is not None or node.op_type in _LINEAR:
+            if len(moving) == 1 or node.op_type in _LINEAR:
+                return scene.views.source(moving[0] if moving else inputs[0])
+            return value
+        if node.op_type not in _PASSED or len(moving) != 1:
+            return value
+        value = moving[0]
+    return value

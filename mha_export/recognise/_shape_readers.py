@@ -1,0 +1,79 @@
+"""Shapes taken from inside an attention, taken from its operands instead.
+
+An exporter sizes a bias by the shape of the scores it is added to. The bias is an operand and
+outlives the scores, which must not live on only to be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from mha_export.recognise._adapt import Part, partitioned
+from mha_export.recognise._axes import View, identity
+from mha_export.recognise._draft import Draft
+from mha_export.recognise._fit import Fitting, SizeUnknownError
+
+
+def detach_shapes(fitting: Fitting, dead: set[ir.Node]) -> bool:
+    """Give every Shape node that would keep the attention alive another source; whether any was."""
+    changed = False
+    for value, parts in _inside(fitting):
+        for node, _ in list(value.uses()):
+            if node.op_type == "Shape" and node not in dead:
+                changed = _detach(node, value, parts, fitting) or changed
+    return changed
+
+
+def _inside(fitting: Fitting) -> list[tuple[ir.Value, Callable[[], list[Part] | None]]]:
+    draft = fitting.draft
+    found: list[tuple[ir.Value, Callable[[], list[Part] | None]]] = []
+
+    def scores_at(value: ir.Value) -> Callable[[Draft], View]:
+        return lambda d: d.scores.levels[value]
+
+    for value in draft.scores.levels:
+        found.append((value, _parts(fitting, scores_at(value), "bst", 0)))
+    if draft.scores.sink is None:
+        start = draft.scores.start
+        found.append((draft.anchor.probabilities, _parts(fitting, scores_at(start), "bst", 0)))
+    weights = draft.weighted.product.left.value
+    found.append((weights, _parts(fitting, lambda d: d.weighted.onto, "bst", 0)))
+    output = draft.weighted.product.out
+    found.append((output, _parts(fitting, lambda d: d.weighted.output, "bs", 1)))
+    return found
+
+
+def _parts(
+    fitting: Fitting, view_of: Callable[[Draft], View], roles: str, own: int
+) -> Callable[[], list[Part] | None]:
+    return lambda: fitting.parts(view_of, roles, fitting.draft.roles.heads, own)
+
+
+def _detach(
+    node: ir.Node, value: ir.Value, parts: Callable[[], list[Part] | None], fitting: Fitting
+) -> bool:
+    scene = fitting.scenes[0]
+    dims = scene.dims(value)
+    try:
+        known = parts()
+    except KeyError:
+        return False
+    if dims is None or known is None:
+        return False
+    axes = partitioned(identity(value, dims).axes, known)
+    if axes is None:
+        return False
+    start = node.attributes.get_int("start", 0)
+    end = node.attributes.get_int("end", len(dims))
+    derive = fitting.deriver(node)
+    try:
+        shape = derive.exact_shape(axes[start:end])
+    except SizeUnknownError:
+        return False
+    if isinstance(shape, np.ndarray):
+        shape = derive("Identity", [shape])
+    node.outputs[0].replace_all_uses_with(shape)
+    return True
