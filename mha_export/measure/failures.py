@@ -1,4 +1,4 @@
-"""What to keep of a failed parity check: the smallest input that shows it, and how to run it again."""
+"""What to keep of a failed parity check: the smallest input that shows it, and its replay."""
 
 from __future__ import annotations
 

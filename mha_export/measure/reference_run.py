@@ -255,9 +255,8 @@ def _bounds(exact: np.ndarray, runs: Sequence[np.ndarray], dtype: DType) -> Outp
         ensemble = np.maximum(ensemble, np.max(np.abs(error), axis=-1, initial=0.0))
     unit = unit_roundoff(dtype)
     floor = FLOOR_UNITS * unit * magnitude + float(np.finfo(np.float32).tiny)
-    return OutputBounds(
-        exact=rows, ensemble=ensemble, floor=floor, coarse=np.sqrt(unit) * magnitude + floor
-    )
+    coarse = np.sqrt(unit) * magnitude + 2.0 * ensemble + floor
+    return OutputBounds(exact=rows, ensemble=ensemble, floor=floor, coarse=coarse)
 
 
 def as_rows(array: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ def first_failing_site(
 
 
 def cut_out(site: Site) -> ir.Model | None:
-    """The nodes of a site as a model whose inputs are what they read; None where that is no whole."""
+    """The nodes of a site as a model whose inputs are what they read; None where they leak."""
     if not isinstance(site.graph, ir.Graph) or not site.nodes:
         return None
     inside = set(site.nodes)

@@ -1,0 +1,125 @@
+"""Latency: statistics on made-up rounds, interleaving and failures with made-up workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mha_export.measure import Contender, LatencySettings, machine_record, measure_latency
+from mha_export.measure.roofline import Ceilings, Work, rates
+from mha_export.measure.statistics import latency_of, ratio_of
+from mha_export.report.records import MachineRecord
+from mha_export.targets import Outcome
+
+SETTINGS = LatencySettings(rounds=6, turn_ms=4.0, warmup_ms=4.0, seed=1)
+
+
+class FakeWorker:
+    """Answers with times from a list of milliseconds a run; notes each call in ``log``."""
+
+    def __init__(self, name: str, ms: float, log: list[str], dies_at: int | None = None) -> None:
+        self.name, self.ms, self.log, self.dies_at = name, ms, log, dies_at
+        self.calls = 0
+
+    def time(
+        self, inputs: Mapping[str, np.ndarray], graph: str, *, repeats: int, warmup: int, **_: Any
+    ) -> Outcome[Sequence[float]]:
+        self.calls += 1
+        self.log.append(self.name)
+        if self.dies_at is not None and self.calls >= self.dies_at:
+            return Outcome(kind="crash", message="killed by SIGSEGV")
+        return Outcome(kind="ok", value=[self.ms] * repeats, peak_rss_mb=10.0 * self.calls)
+
+
+def _contender(worker: FakeWorker) -> Contender:
+    return Contender(name=worker.name, worker=worker, inputs={}, threads=2)  # type: ignore[arg-type]
+
+
+def test_candidates_take_turns_in_a_shuffled_order() -> None:
+    log: list[str] = []
+    workers = [FakeWorker(name, 1.0, log) for name in "abc"]
+    measure_latency([_contender(w) for w in workers], settings=SETTINGS)
+    turns = log[-3 * SETTINGS.rounds :]
+    rounds = [tuple(turns[i : i + 3]) for i in range(0, len(turns), 3)]
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_ratios_refer_to_the_baseline() -> None:
+    log: list[str] = []
+    workers = [FakeWorker("raw", 2.0, log), FakeWorker("fast", 0.5, log)]
+    found = measure_latency([_contender(w) for w in workers], baseline="raw", settings=SETTINGS)
+    assert found["raw"].vs is None
+    vs = found["fast"].vs
+    assert vs is not None
+    assert (vs.baseline, vs.ratio, vs.low, vs.high) == ("raw", 0.25, 0.25, 0.25)
+    latency = found["fast"].latency
+    assert latency is not None
+    assert (latency.p50, latency.rounds, latency.threads) == (0.5, 6, 2)
+    assert latency.n == 6 * 8
+    assert found["fast"].first_run_ms == 0.5
+    assert found["fast"].peak_rss_mb == 10.0 * workers[1].calls
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 5], ids=["first run", "probe", "in a round"])
+def test_one_that_dies_does_not_take_the_others_with_it(dies_at: int) -> None:
+    log: list[str] = []
+    workers = [FakeWorker("a", 1.0, log), FakeWorker("b", 1.0, log, dies_at=dies_at)]
+    found = measure_latency([_contender(w) for w in workers], baseline="b", settings=SETTINGS)
+    assert found["b"].latency is None
+    assert "SIGSEGV" in (found["b"].problem or "")
+    assert found["a"].latency is not None
+    assert found["a"].vs is None, "there is no baseline to refer to"
+
+
+def test_a_baseline_must_be_a_contender() -> None:
+    with pytest.raises(ValueError, match="baseline 'raw' is none of"):
+        measure_latency([_contender(FakeWorker("a", 1.0, []))], baseline="raw", settings=SETTINGS)
+
+
+def _rounds(scale: float, seed: int) -> np.ndarray:
+    """25 rounds of 20 runs that drift together by 30% and jitter apart by 3%."""
+    drift = 1.0 + 0.3 * np.sin(np.arange(25) / 4)[:, None]
+    return scale * drift * np.random.default_rng(seed).lognormal(0.0, 0.03, size=(25, 20))
+
+
+def test_the_ratio_of_a_model_to_itself_holds_one_in_nineteen_of_twenty_tries() -> None:
+    found = [ratio_of(_rounds(1.0, 2 * i), _rounds(1.0, 2 * i + 1), name="raw") for i in range(20)]
+    assert sum(r.low <= 1.0 <= r.high for r in found) >= 17
+    assert max(r.high - r.low for r in found) < 0.05, "the common drift must cancel"
+
+
+def test_a_true_ratio_is_told_from_one() -> None:
+    found = ratio_of(_rounds(0.9, 1), _rounds(1.0, 2), name="raw")
+    assert found.high < 1.0
+    assert found.ratio == pytest.approx(0.9, abs=0.02)
+
+
+def test_percentiles_and_interval_are_in_order() -> None:
+    latency = latency_of(_rounds(3.0, 4), warmup=7, timer="t")
+    assert latency.p10 < latency.p50 < latency.p90 < latency.p99
+    assert latency.low is not None
+    assert latency.high is not None
+    assert latency.low <= latency.p50 <= latency.high
+    assert (latency.n, latency.rounds, latency.warmup) == (500, 25, 7)
+
+
+def test_the_nearer_limit_decides_the_fraction() -> None:
+    work = Work(flops=1e9, nbytes=1e8)
+    compute_bound = rates(work, 10.0, Ceilings(gemm_gflops=200.0, copy_gbytes_s=100.0))
+    assert compute_bound.fraction == pytest.approx(0.5)
+    memory_bound = rates(work, 10.0, Ceilings(gemm_gflops=1000.0, copy_gbytes_s=12.5))
+    assert memory_bound.fraction == pytest.approx(0.8)
+    assert rates(work, 10.0, Ceilings()).fraction is None
+    assert compute_bound.gflops == pytest.approx(100.0)
+
+
+def test_this_machine_has_a_stable_record() -> None:
+    first, again = machine_record(), machine_record()
+    assert first.id == again.id
+    assert first.memory_gb > 0
+    assert first.cores
+    assert MachineRecord.from_json(first.to_json()) == first
