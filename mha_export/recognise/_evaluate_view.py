@@ -139,7 +139,9 @@ class SizedView:
                 return inferred
         contents: list[np.ndarray | None] = []
         for item in node.inputs:
-            contents.append(None if item is None else (yield ("array", item)))
+            contents.append(None)
+            if item is not None and _is_small(found[len(contents) - 1]):
+                contents[-1] = yield ("array", item)
         outputs = shapes.infer(node, found, contents, self._opset)
         for output, shape in zip(node.outputs, outputs, strict=True):
             if output is not value and output not in self._shapes:
@@ -302,6 +304,11 @@ def _concatenated(found: Sequence[Shape | None], axis: int) -> Shape:
     result = list(known[0])
     result[axis] = sum(shape[axis] for shape in known)
     return tuple(result)
+
+
+def _is_small(shape: Shape | None) -> bool:
+    """Whether a value may be a shape, an axis or a count that steers an op."""
+    return shape is not None and int(np.prod(shape, dtype=np.int64)) <= 64
 
 
 def _bounds(attributes: Mapping[str, Any], rank: int) -> slice:

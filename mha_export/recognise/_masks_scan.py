@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ ABSORBING = -1e30
 LARGEST = 4200
 """Most keys a mask is looked at with; a mask that may be wider than this is not read."""
 
-_SENTINEL = 1 << 20
+_SENTINEL = 1 << 30
 """Whole numbers from here on mean "to the end"."""
 
 LEAST_FINITE = -100.0
@@ -41,6 +41,8 @@ class Subject:
     permutation: tuple[int, ...] | None
     cached: bool
     context: Context
+    fixed: Mapping[ir.Value, NDArray[Any]] = field(default_factory=dict)
+    """Constants given another content, to see what they are for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,11 +82,10 @@ def look(
     subject: Subject, sizes: Sizes, contents: Mapping[ir.Value, np.ndarray] | None = None
 ) -> Sight | None:
     """The mask at these sizes, or None where they contradict the graph."""
-    base = subject.context.sized(sizes)
     shape = shape_of(subject.context, sizes, subject.scores)
     if shape is None:
         return None
-    view = base if contents is None else subject.context.sized(sizes, contents)
+    view = subject.context.sized(sizes, {**subject.fixed, **(contents or {})})
     total: NDArray[Any] | None = None
     for term in subject.terms:
         array = view.array(term.value)
@@ -227,23 +228,28 @@ def _slope_of(rows: NDArray[np.float64], kept: NDArray[np.bool_], key: NDArray[A
     return float(np.float32(rise / (key[last] - key[first])))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Extents:
     """What bounds the sizes worth looking at.
 
     Attributes:
-        numbers: largest whole number in the mask's own computation: perhaps a window or a chunk.
-        buffer: smallest extent of a stored matrix the mask is cut from; None without one.
+        number: largest whole number in the mask's own computation: perhaps a window or a chunk.
+        widest: the constants that hold it.
+        buffers: extents of stored matrices that the mask may be cut from.
+        doubtful: whole numbers held as floats, too large to be looked past: widths unless fills.
     """
 
-    numbers: int
-    buffer: int | None
+    number: int
+    widest: tuple[ir.Value, ...]
+    buffers: frozenset[int]
+    doubtful: frozenset[int]
 
 
 def extents(subject: Subject) -> Extents:
     """Read every constant that takes part in computing the mask."""
     context = subject.context
-    numbers, buffers = 0, set[int]()
+    holders: dict[int, list[ir.Value]] = {}
+    buffers, doubtful = set[int](), set[int]()
     seen: set[ir.Value] = set()
     stack = [term.value for term in subject.terms]
     while stack:
@@ -253,12 +259,39 @@ def extents(subject: Subject) -> Extents:
         seen.add(value)
         stack.extend(context.content_inputs(value))
         array = context.literal(value)
-        if array is None:
+        if array is None or array.dtype.kind not in "iufb":
             continue
-        if array.ndim >= 2 and array.size > 64:
+        if array.ndim >= 2:
             buffers |= {int(n) for n in array.shape[-2:] if n > 1}
-        elif array.size <= 64 and array.dtype.kind in "iuf":
-            whole = [int(n) for n in np.ravel(array) if abs(n) < _SENTINEL]
-            limit = _SENTINEL if array.dtype.kind in "iu" else LARGEST
-            numbers = max([numbers, *(n for n in whole if n < limit)])
-    return Extents(numbers=numbers, buffer=min(buffers, default=None))
+        if array.size > 64 or array.dtype.kind == "b":
+            continue
+        for number in np.ravel(array):
+            whole = np.isfinite(number) and float(number).is_integer()
+            if not whole or abs(number) >= _SENTINEL:
+                continue
+            if array.dtype.kind == "f" and abs(number) > LARGEST:
+                doubtful.add(abs(int(number)))
+            else:
+                holders.setdefault(abs(int(number)), []).append(value)
+    number = max(holders, default=0)
+    return Extents(
+        number=number,
+        widest=tuple(holders.get(number, ())),
+        buffers=frozenset(buffers),
+        doubtful=frozenset(doubtful),
+    )
+
+
+def spans(subject: Subject, sizes: Sizes) -> bool:
+    """Whether the mask has a shape that fits the scores at these sizes (a buffer may be short)."""
+    view = subject.context.sized(sizes)
+    whole = shape_of(subject.context, sizes, subject.scores)
+    if whole is None:
+        return False
+    for term in subject.terms:
+        shape = view.shape(term.value)
+        if shape is None or len(shape) > len(whole):
+            return False
+        if any(n not in (1, m) for n, m in zip(shape[::-1], whole[::-1], strict=False)):
+            return False
+    return True

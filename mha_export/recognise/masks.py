@@ -11,17 +11,25 @@ A padding operand is taken to hold flags (0 or 1) where the mask computes with i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from mha_export.recognise import _masks_data as data
 from mha_export.recognise import _masks_sizes as masks_sizes
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._masks_hypotheses import HYPOTHESES, read_positional
-from mha_export.recognise._masks_scan import ABSORBING, LARGEST, Subject, extents
+from mha_export.recognise._masks_scan import (
+    ABSORBING,
+    LARGEST,
+    Extents,
+    Subject,
+    extents,
+    spans,
+)
 from mha_export.recognise._masks_terms import MaskReading, MaskTerm
 
 __all__ = ["MaskReading", "MaskTerm", "read_mask"]
@@ -163,14 +171,71 @@ def _read(
     plans: list[masks_sizes.Sizes],
     anchor: ir.Node,
 ) -> MaskReading | None:
-    large = _large_plans(subject, inputs, plans)
+    bounds = extents(subject)
+    if not masks_sizes.symbols_of(subject.context.model.graph).lengths:
+        return _tried(subject, plans, [], anchor)  # there is no other size to be wrong at
+    if bounds.number + 3 > LARGEST and not bounds.buffers:
+        return _read_wide(subject, bounds, plans, anchor)
+    large = _large_plans(subject, bounds, inputs, plans)
     if large is None:
         return None
     try:
-        return _tried(subject, plans, large, anchor)
+        return _certain(_tried(subject, plans, large, anchor), bounds.doubtful)
     finally:
         for sizes in large:
             subject.context.forget(sizes)
+
+
+def _certain(reading: MaskReading | None, doubtful: frozenset[int]) -> MaskReading | None:
+    """Not a reading that leaves a large number unexplained: it may be a window not yet seen."""
+    if reading is None:
+        return None
+    fill = reading.fill
+    explained = {abs(int(fill))} if isinstance(fill, float) else {65504}
+    return reading if doubtful <= explained else None
+
+
+def _read_wide(
+    subject: Subject, bounds: Extents, plans: list[masks_sizes.Sizes], anchor: ir.Node
+) -> MaskReading | None:
+    """A mask that names a number too large to look at: what would it be with small numbers?
+
+    The number is given two other values, and what is read must follow it one for one.
+    """
+    context = subject.context
+    readings: list[MaskReading] = []
+    numbers = (2, 3)
+    for number in numbers:
+        fixed: dict[ir.Value, np.ndarray] = {}
+        for value in bounds.widest:
+            array = context.literal(value)
+            if array is None or array.size != 1 or array.dtype.kind not in "iu":
+                return None
+            fixed[value] = np.full_like(array, number * np.sign(array))
+        found = _tried(replace(subject, fixed=fixed), plans, [], anchor)
+        if found is None or _certain(found, bounds.doubtful) is None:
+            return None
+        readings.append(found)
+    first, second = readings
+    step = numbers[1] - numbers[0]
+    widths = {}
+    for name in ("left_window", "right_window", "block"):
+        before, after = getattr(first, name), getattr(second, name)
+        if before == after:
+            continue
+        if before is None or after is None or after - before != step:
+            return None
+        widths[name] = before + bounds.number - numbers[0]
+    return replace(first, **widths) if _alike(first, second, widths) else None
+
+
+def _alike(left: MaskReading, right: MaskReading, but: Mapping[str, int]) -> bool:
+    """Equal in every field but some."""
+    return all(
+        getattr(left, one.name) == getattr(right, one.name)
+        for one in fields(MaskReading)
+        if one.name not in but
+    )
 
 
 def _tried(
@@ -194,23 +259,30 @@ def _tried(
 
 
 def _large_plans(
-    subject: Subject, inputs: Sequence[ir.Value], plans: Sequence[masks_sizes.Sizes]
+    subject: Subject,
+    bounds: Extents,
+    inputs: Sequence[ir.Value],
+    plans: Sequence[masks_sizes.Sizes],
 ) -> list[masks_sizes.Sizes] | None:
-    """Sizes that show every width the mask may have; None where those are too large to look at."""
-    bounds = extents(subject)
-    wanted = bounds.numbers + 3
-    if bounds.buffer is not None:
-        wanted = bounds.buffer
-    shown = [
-        masks_sizes.shape_of(subject.context, sizes, subject.scores) or (0,) for sizes in plans
-    ]
-    if wanted <= max(shape[-1] for shape in shown):
-        return []
-    if not masks_sizes.symbols_of(subject.context.model.graph).lengths:
-        return []
-    if wanted > LARGEST:
-        return None
-    found = masks_sizes.enlarged(
-        subject.context, plans[0], scores=subject.scores, inputs=inputs, keys=wanted
-    )
-    return [] if found is None else [found]
+    """Sizes that show every width the mask may have; None where those are too large to look at.
+
+    A mask cut from a stored matrix is looked at as far as the matrix goes.
+    """
+    context = subject.context
+    shapes = [masks_sizes.shape_of(context, sizes, subject.scores) or (0,) for sizes in plans]
+    shown = max(shape[-1] for shape in shapes)
+    wanted = {n for n in (bounds.number + 3, *bounds.buffers) if n > shown}
+    for keys in sorted(wanted, reverse=True):
+        if keys > LARGEST:
+            if keys in bounds.buffers:
+                return None
+            continue
+        found = masks_sizes.enlarged(
+            context, plans[0], scores=subject.scores, inputs=inputs, keys=keys
+        )
+        if found is None:
+            continue
+        if spans(subject, found):
+            return [found]
+        context.forget(found)
+    return []

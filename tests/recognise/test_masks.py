@@ -88,6 +88,7 @@ SAME_PAD = ", int64[batch,seq] am"
 ADD_MIN = "mask = Where(keep, none, low)"
 TRIL = "{" + ",".join(str(int(c <= r)) for r in range(32) for c in range(32)) + "}"
 BAND = "{" + ",".join(str(int(r - 20 <= c <= r)) for r in range(32) for c in range(32)) + "}"
+SMALL = "{" + ",".join(str(int(r - 6 <= c <= r)) for r in range(8) for c in range(8)) + "}"
 SLICE = """
   wide = Cast<to = 9>(buffer)
   sliced = Slice(wide, ax0, s_, ax0)
@@ -124,6 +125,26 @@ POSITIONS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         "n = Greater(j, first)\n keep = And(c, n)",
         SAME,
         {"causal": TL, "left_window": 69},
+    ),
+    (
+        "window-by-a-negative-number",
+        "c = LessOrEqual(j, i)\n w = Constant<value_int = -70>()\n first = Add(i, w)\n"
+        "n = Greater(j, first)\n keep = And(c, n)",
+        SAME,
+        {"causal": TL, "left_window": 69},
+    ),
+    (
+        "window-too-wide-to-look-at",
+        "c = LessOrEqual(j, i)\n w = Constant<value_int = 9000>()\n first = Sub(i, w)\n"
+        "n = Greater(j, first)\n keep = And(c, n)",
+        SAME,
+        {"causal": TL, "left_window": 8999},
+    ),
+    (
+        "small-buffer",
+        SLICE,
+        {**SAME, "initializers": f"<int32[8,8] buffer = {SMALL}>"},
+        {"causal": TL, "left_window": 6},
     ),
     (
         "window-both-sides",
@@ -187,8 +208,11 @@ CAUSAL_MISSES = [
      "keep = And(c, o)"),
     ("every-other-key", "two = Constant<value_int = 2>()\n r = Mod(j, two)\n"
      "keep = Equal(r, zero)"),
-    ("window-too-wide-to-look-at", "c = LessOrEqual(j, i)\n w = Constant<value_int = 9000>()\n"
-     "first = Sub(i, w)\n n = Greater(j, first)\n keep = And(c, n)"),
+    ("float-window-too-wide-to-look-at", "c = LessOrEqual(j, i)\n"
+     "w = Constant<value_float = 9000.0>()\n d = Sub(i, j)\n f = Cast<to = 1>(d)\n"
+     "n = Less(f, w)\n keep = And(c, n)"),
+    ("clipped-at-a-number-too-large-to-look-at", "w = Constant<value_int = 9000>()\n"
+     "m = Min(i, w)\n keep = LessOrEqual(j, m)"),
 ]  # fmt: skip
 
 
