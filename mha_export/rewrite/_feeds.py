@@ -181,9 +181,9 @@ class Feeder:
                 return None
             source = sources[0]
             shape = arrays[source].shape
-            zero = self._wide({**arrays, source: np.zeros(shape)}).array(heads.value)
+            zero = self._view({**arrays, source: np.zeros(shape)}, wide=True).array(heads.value)
             count = np.arange(1, int(np.prod(shape)) + 1, dtype=np.float64).reshape(shape)
-            counted = self._wide({**arrays, source: count}).array(heads.value)
+            counted = self._view({**arrays, source: count}, wide=True).array(heads.value)
             if zero is None or counted is None:
                 return None
             position = counted - zero
@@ -307,11 +307,9 @@ class Feeder:
             extra["key_sin"] = _content(view, tables.key_sin, "rotary.key_sin")
         return RotaryInputs(cos=cos, sin=sin, **extra)
 
-    def _view(self, arrays: Mapping[ir.Value, np.ndarray]) -> SizedView:
-        return self._context.sized(self._sized.numbers, arrays)
-
-    def _wide(self, arrays: Mapping[ir.Value, np.ndarray]) -> SizedView:
-        return self._context.sized(self._sized.numbers, arrays, wide=True)
+    def _view(self, arrays: Mapping[ir.Value, np.ndarray], *, wide: bool = False) -> SizedView:
+        contents = {v: array for v, array in arrays.items() if v not in self._shape_only}
+        return self._context.sized(self._sized.numbers, contents, wide=wide)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -170,6 +170,8 @@ class Prover:
         self._evaluator = evaluator
         self._settings = settings
         self._known: dict[str, tuple[str, Proof]] = {}
+        self.sizes: list[Mapping[str, int]] = []
+        """Choices of sizes at which some site was run, the first ones found."""
 
     @property
     def engine(self) -> str:
@@ -199,6 +201,8 @@ class Prover:
         sizes = sized_sites(shown.site, self._context)
         if not sizes:
             return self._failed("no lengths were found at which the site's operands fit together")
+        if len(self.sizes) < len(sizes):
+            self.sizes = [sized.numbers for sized in sizes]
         original = self._model(shown, _original_graph(shown))
         replacement = self._model(shown, _replacement_graph(shown, choice, self._context))
         trial = _Trial(self._evaluator, shown.site, original, replacement)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -24,7 +25,7 @@ from mha_export.rewrite._outcome import (
 )
 from mha_export.rewrite._proof import Prover
 from mha_export.rewrite._splice import Names, remove_dead_nodes, restore_order, splice
-from mha_export.rewrite._tidy import tidy_layouts
+from mha_export.rewrite._tidy import Sizes, tidy_layouts
 from mha_export.rewrite.opset import model_opset, raise_opset
 
 
@@ -66,7 +67,7 @@ def rewrite(
         outcomes[site.id] = outcome
         if choice is not None:
             accepted.append((site, choice))
-    _replace(cloned.model, accepted)
+    _replace(cloned.model, accepted, prover.sizes)
     _raise_if_strict(settings, outcomes)
     return Rewritten(model=cloned.model, outcomes=outcomes)
 
@@ -135,7 +136,9 @@ def _at_opset(choice: Choice, opset: int) -> Choice:
     return dataclasses.replace(choice, params=params)
 
 
-def _replace(model: ir.Model, accepted: list[tuple[Site, Choice]]) -> None:
+def _replace(
+    model: ir.Model, accepted: list[tuple[Site, Choice]], numbers: Sequence[Mapping[str, int]]
+) -> None:
     names = Names(model)
     moved: dict[ir.Value, ir.Value] = {}
     emitted: list[ir.Node] = []
@@ -149,7 +152,7 @@ def _replace(model: ir.Model, accepted: list[tuple[Site, Choice]]) -> None:
         emitted.extend(emission.nodes)
     remove_dead_nodes(model)
     if emitted:
-        tidy_layouts(model, emitted)
+        tidy_layouts(model, emitted, Sizes(model, numbers))
         remove_dead_nodes(model)
         restore_order(model)
 

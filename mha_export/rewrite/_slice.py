@@ -52,9 +52,29 @@ def backward_slice(
         targets=tuple(targets),
         stops=tuple(walk.stops),
         shape_only=frozenset(walk.shape_only),
-        nodes=tuple(walk.nodes),
+        nodes=_ordered(walk.nodes),
         initializers=tuple(walk.initializers),
     )
+
+
+def _ordered(nodes: dict[ir.Node, None]) -> tuple[ir.Node, ...]:
+    """The nodes, each after those it reads: ``Shape`` was not followed by the walk."""
+    done: dict[ir.Node, None] = {}
+    for start in nodes:
+        stack = [(start, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in done:
+                continue
+            if ready:
+                done.setdefault(node)
+                continue
+            stack.append((node, True))
+            for value in reads_of(node):
+                producer = value.producer()
+                if producer is not None and producer in nodes and producer not in done:
+                    stack.append((producer, False))
+    return tuple(done)
 
 
 class _Walk:

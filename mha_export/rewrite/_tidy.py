@@ -1,29 +1,60 @@
 """Layout ops that undo each other around freshly emitted nodes.
 
-Only four laws, each true for every input:
+Only five laws, each true for every input:
 
 1. ``Transpose(Transpose(x, p), q) = Transpose(x, p[q])``, and nothing where that is the identity.
-2. ``Reshape(Reshape(x, a), c) = Reshape(x, c)`` where c copies no dimension (no 0), or only leading
-   ones that a copies too.
-3. ``Reshape(x, c) = x`` where c is ``[0, .., 0, n]`` of x's own rank and last dimension.
-4. ``Cast(x, type of x) = x``; ``Identity(x) = x``.
+2. ``Reshape(Reshape(x, a), c) = Reshape(x, c)`` where every dimension that c copies (a 0) is the
+   same in x.
+3. ``Reshape(x, c) = x`` where the result has x's own shape.
+4. ``Expand(x, s) = x`` where the result has x's own shape.
+5. ``Cast(x, type of x) = x``; ``Identity(x) = x``.
 
 And one of sharing: two emitted nodes with the same operator, attributes and inputs are one node
 (sites that share a mask expand it once), two small equal constants one constant.
+
+That two dimensions are the same is read off constants and copies where it can be, else off the
+shapes the graph itself computes at several choices of sizes that differ in every length
+(:class:`Sizes`): what a reshape does depends on shapes alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from mha_export.recognise._evaluate import Context, SizedView
 from mha_export.rewrite._emit import SITE
 
 _SMALL = 64
 
 
-def tidy_layouts(model: ir.Model, emitted: Iterable[ir.Node]) -> None:
+class Sizes:
+    """Shapes in a graph at several choices of sizes; with fewer than two, nothing is known."""
+
+    def __init__(self, model: ir.Model, numbers: Sequence[Mapping[str, int]]) -> None:
+        self._model = model
+        self._numbers = numbers
+        self._views: list[SizedView] | None = None
+
+    @property
+    def _is_enough(self) -> bool:
+        """Two choices, or the only one of a graph without symbols."""
+        return len(self._numbers) > 1 or (len(self._numbers) == 1 and not self._numbers[0])
+
+    def shapes(self, value: ir.Value | None) -> list[tuple[int, ...]] | None:
+        """The value's shape at each choice, or None where one of them is unknown."""
+        if value is None or not self._is_enough:
+            return None
+        if self._views is None:
+            context = Context(self._model)
+            self._views = [context.sized(numbers) for numbers in self._numbers]
+        found = [view.shape(value) for view in self._views]
+        known = [shape for shape in found if shape is not None]
+        return known if len(known) == len(found) else None
+
+
+def tidy_layouts(model: ir.Model, emitted: Iterable[ir.Node], sizes: Sizes) -> None:
     """Apply the laws to the emitted nodes and their neighbours until none applies."""
     emitted = list(emitted)
     _share_constants(model.graph, emitted)
@@ -33,7 +64,7 @@ def tidy_layouts(model: ir.Model, emitted: Iterable[ir.Node]) -> None:
         node = pending.pop(0)
         if node.graph is None or node.domain != "":
             continue
-        changed = _LAWS.get(node.op_type, _no_law)(node)
+        changed = _LAWS.get(node.op_type, _no_law)(node, sizes)
         if changed:
             pending.extend(_with_readers([node]))
 
@@ -82,11 +113,11 @@ def _with_readers(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     return list(found)
 
 
-def _no_law(node: ir.Node) -> bool:
+def _no_law(node: ir.Node, sizes: Sizes) -> bool:
     return False
 
 
-def _transpose(node: ir.Node) -> bool:
+def _transpose(node: ir.Node, sizes: Sizes) -> bool:
     inner = _producer(node, 0, "Transpose")
     outer_perm = _permutation(node)
     if inner is None or outer_perm is None:
@@ -103,29 +134,47 @@ def _transpose(node: ir.Node) -> bool:
     return True
 
 
-def _reshape(node: ir.Node) -> bool:
+def _reshape(node: ir.Node, sizes: Sizes) -> bool:
     target = _target_shape(node)
-    if target is None:
-        return False
     source = node.inputs[0]
-    if source is not None and _is_own_shape(source, target):
+    if target is None or source is None:
+        return False
+    own = sizes.shapes(source)
+    if _is_own_shape(source, target) or (own is not None and own == sizes.shapes(node.outputs[0])):
         return _bypass(node, source)
     inner = _producer(node, 0, "Reshape")
     if inner is None or inner.inputs[0] is None:
         return False
     zeros = [axis for axis, size in enumerate(target) if size == 0]
-    if zeros:
-        inner_target = _target_shape(inner)
-        leading = zeros == list(range(len(zeros)))
-        if inner_target is None or not leading:
-            return False
-        if len(inner_target) < len(zeros) or any(inner_target[axis] != 0 for axis in zeros):
-            return False
+    if zeros and not _copies_the_same(inner, zeros, sizes):
+        return False
     node.replace_input_with(0, inner.inputs[0])
     return True
 
 
-def _cast(node: ir.Node) -> bool:
+def _expand(node: ir.Node, sizes: Sizes) -> bool:
+    source = node.inputs[0]
+    own = sizes.shapes(source)
+    if own is None or own != sizes.shapes(node.outputs[0]):
+        return False
+    return _bypass(node, source)
+
+
+def _copies_the_same(inner: ir.Node, axes: list[int], sizes: Sizes) -> bool:
+    """Whether these dimensions of an inner Reshape's result are those of its input."""
+    target = _target_shape(inner)
+    if target is not None and len(target) > max(axes) and not any(target[axis] for axis in axes):
+        return True
+    before, after = sizes.shapes(inner.inputs[0]), sizes.shapes(inner.outputs[0])
+    if before is None or after is None:
+        return False
+    return all(
+        len(one) > max(axes) and [one[axis] for axis in axes] == [other[axis] for axis in axes]
+        for one, other in zip(before, after, strict=True)
+    )
+
+
+def _cast(node: ir.Node, sizes: Sizes) -> bool:
     source = node.inputs[0]
     if source is None or source.dtype is None:
         return False
@@ -134,13 +183,14 @@ def _cast(node: ir.Node) -> bool:
     return _bypass(node, source)
 
 
-def _identity(node: ir.Node) -> bool:
+def _identity(node: ir.Node, sizes: Sizes) -> bool:
     return _bypass(node, node.inputs[0])
 
 
 _LAWS = {
     "Transpose": _transpose,
     "Reshape": _reshape,
+    "Expand": _expand,
     "Cast": _cast,
     "Identity": _identity,
 }

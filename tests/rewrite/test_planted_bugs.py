@@ -212,7 +212,7 @@ BUGS: dict[str, tuple[AttentionSpec, Altered]] = {
         Altered(name="x", respec=_with(rotary=RotarySpec(dim=8, key=False))),
     ),
     "positions one too far": (
-        _spec(rotary=dataclasses.replace(TABLES, positions="input")),
+        _spec(rotary=dataclasses.replace(TABLES, positions="input"), cache=CacheSpec()),
         Altered(name="x", rebind=_late_tables),
     ),
     "tables one row late": (_spec(rotary=TABLES), Altered(name="x", rebind=_late_tables)),
