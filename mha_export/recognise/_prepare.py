@@ -1,4 +1,4 @@
-"""The recogniser's own copy of a model: functions inlined, every node named, nothing else changed."""
+"""The recogniser's own copy of a model: functions inlined, dead nodes gone, every node named."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ def prepared(model: ir.Model) -> ir.Model:
     if copy.functions:
         result = passes.InlinePass()(copy)
         copy = result.model
+    passes.RemoveUnusedNodesPass()(copy)
     _name_nodes(copy)
     return copy
 

@@ -76,4 +76,7 @@ def _detach(
     if isinstance(shape, np.ndarray):
         shape = derive("Identity", [shape])
     node.outputs[0].replace_all_uses_with(shape)
+    graph = node.graph
+    assert graph is not None
+    graph.remove(node, safe=True)
     return True
