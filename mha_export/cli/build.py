@@ -52,6 +52,7 @@ from mha_export.cli._terminal import print_json, print_line, print_notice
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     spec: str | None,
     preset: str | None,
     list_presets: bool,

@@ -48,6 +48,7 @@ from mha_export.cli.run import show_results
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     source: str,
     targets: tuple[str, ...],
     output: Path,

@@ -33,6 +33,7 @@ from mha_export.cli._terminal import (
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     model_a: str,
     model_b: str | None,
     targets: tuple[str, ...],
@@ -65,16 +66,23 @@ def command(
 def _show(document: dict[str, Any]) -> None:
     print_table(
         "",
-        ["output", "status", "max abs", "bound", "case"],
+        ["case", "status", "output", "max abs", "bound", "message"],
         [
-            [out["name"], out["status"], out["max_abs"], out["bound"], out["worst_case"]]
-            for out in document["outputs"]
+            [
+                row["name"],
+                row["status"],
+                row["output"],
+                row["max_abs"],
+                row["bound"],
+                row["message"],
+            ]
+            for row in document["outputs"]
         ],
     )
     if document["equal"]:
         print_line("equal")
         return
     first = document["first_difference"]
-    print_line(
-        "different" if first is None else f"different from {first['site']}: {first['stage']}"
-    )
+    where = first["site"] or "outside every attention"
+    stage = f", {first['stage']}" if first["site"] else ""
+    print_line(f"different; they first part at {where}{stage}: {first['message']}")

@@ -20,6 +20,7 @@ from mha_export.cli._terminal import print_json, print_line, print_table, progre
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     targets: tuple[str, ...],
     output: Path | None,
     quick: bool,

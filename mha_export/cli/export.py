@@ -47,6 +47,7 @@ from mha_export.cli._terminal import (
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     source: str,
     targets: tuple[str, ...],
     output: Path,

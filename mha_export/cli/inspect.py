@@ -16,7 +16,7 @@ from mha_export.cli._terminal import print_json, print_line, print_table, progre
 @seed_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, model: str, as_json: bool, **source: Any) -> None:
+def command(ctx: click.Context, /, model: str, as_json: bool, **source: Any) -> None:
     """Say what every softmax and every fused attention node of MODEL is.
 
     \b

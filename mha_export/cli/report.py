@@ -25,6 +25,7 @@ from mha_export.cli._terminal import print_json, print_line, print_notice
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     results: tuple[Path, ...],
     output: Path,
     against: Path | None,

@@ -38,6 +38,7 @@ from mha_export.cli._terminal import (
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     model: Path,
     targets: tuple[str, ...],
     output: Path | None,
