@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from mha_export.frontends import SourceOptions, open_source
@@ -54,4 +55,22 @@ def test_its_export_equals_the_numpy_twin_at_other_sizes(
     module, _ = classic.example()
     arrays = inputs(3, 4, 9)
     (got,) = run(loaded.model, arrays)
+    np.testing.assert_allclose(got, classic.numpy_attention(module, **arrays), atol=2e-6)
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
+def test_its_rewritten_export_equals_the_numpy_twin(
+    classic: ModuleType, exporter: Any, run: Any, tmp_path: Path
+) -> None:
+    from mha_export.jobs import export_model
+
+    loaded = open_source(f"{EXAMPLE}:example", SourceOptions(trust_code=True, exporter=exporter))
+    result = export_model(loaded.model, targets=["cpu"], out=tmp_path / "out")
+    (outcome,) = result.document["variants"][0]["sites"].values()
+    assert outcome["status"] == "fused"
+    rewritten = ir.external_data.load_to_model(ir.load(tmp_path / "out" / "cpu.onnx"))
+    assert [node.op_type for node in rewritten.graph].count("Softmax") == 0
+    module, _ = classic.example()
+    arrays = inputs(3, 4, 9)
+    (got,) = run(rewritten, arrays)
     np.testing.assert_allclose(got, classic.numpy_attention(module, **arrays), atol=2e-6)
