@@ -156,8 +156,7 @@ prepare_environment() {
 # Two scripts started at once wait for each other where the system has flock.
 lock_environment() {
   command -v flock >/dev/null || return 0
-  mkdir -p "$(dirname "$VENV")"
-  exec 9>"$VENV.lock"
+  exec 9<"$ROOT/scripts/_environment.sh"
   flock 9
 }
 
