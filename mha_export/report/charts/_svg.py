@@ -6,6 +6,7 @@ print; text stays text, in the page's font; ids are hashed from the content, so 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -107,9 +108,22 @@ def to_svg(figure: Any, *, label: str) -> str:
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', _opening(label), text, count=1)
     text = re.sub(r"font: ([^;\"]*?)([0-9.]+)px [^;\"]*", _font, text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     for name, colour in STAND_IN.items():
         text = text.replace(colour, f"var(--{name})")
-    return text.strip()
+    return _with_own_ids(text.strip(), label)
+
+
+def _with_own_ids(text: str, label: str) -> str:
+    """Ids that no other chart of the page has; those nothing refers to are dropped."""
+    prefix = f"c{hashlib.sha256(label.encode()).hexdigest()[:8]}-"
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+
+    def own(match: re.Match[str]) -> str:
+        return f' id="{prefix}{match[1]}"' if match[1] in used else ""
+
+    text = re.sub(r' id="([^"]+)"', own, text)
+    return re.sub(r"(url\(|href=\")#", rf"\1#{prefix}", text)
 
 
 def _opening(label: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from mha_export.report._figures import figure, milliseconds, percent, ratio, workload
@@ -47,14 +48,14 @@ def _problems(report: Report) -> Iterator[str]:
         result = entry.result
         size = workload(result.workload)
         yield (
-            f"- {SIGNS[result.status]} **{_text(result.model)}** on `{entry.target}`"
+            f"- {SIGNS[result.status]} **{_text(result.model)}** on {_code(entry.target)}"
             f"{f' ({_text(size)})' if size else ''}: {_text(result.reason or result.status)}"
         )
         first = result.parity.first_difference if result.parity else None
         if first is not None:
-            yield f"  - parts first at `{first.site}`, {first.stage}: {_text(first.message)}"
+            yield f"  - parts first at {_code(first.site)}, {first.stage}: {_text(first.message)}"
         if result.replay:
-            yield f"  - replay: `{result.replay}`"
+            yield f"  - replay: {_code(result.replay)}"
     yield ""
 
 
@@ -90,7 +91,7 @@ def _row(entry: Entry, *, several: bool) -> list[str]:
     row = [
         f"{SIGNS[result.status]} {result.status}",
         _text(result.model) + ("" if result.graph == "main" else f" ({result.graph})"),
-        f"`{entry.target}`",
+        _code(entry.target),
         _text(workload(result.workload)),
         ", ".join(f"{form} {count}" for form, count in sorted(result.forms.items())),
         ""
@@ -113,15 +114,15 @@ def _refused(report: Report) -> Iterator[str]:
         for site in export.sites:
             if site.verdict == "rejected" and site.reason:
                 lines.append(
-                    f"- {_text(export.model.name)} `{site.id}`: {_text(site.reason.message)} "
-                    f"(`{site.reason.code}`)"
+                    f"- {_text(export.model.name)} {_code(site.id)}: {_text(site.reason.message)} "
+                    f"({_code(site.reason.code)})"
                 )
         for variant in export.variants:
             for site_id, outcome in variant.sites.items():
                 if outcome.status in ("kept", "proof_failed"):
                     lines.append(
-                        f"- {_text(export.model.name)} `{site_id}` for `{variant.target}`: "
-                        f"{outcome.status.replace('_', ' ')}: {_text(outcome.reason or '')}"
+                        f"- {_text(export.model.name)} {_code(site_id)} for "
+                        f"{_code(variant.target)}: {outcome.status.replace('_', ' ')}: {_text(outcome.reason or '')}"
                     )
     lines += [f"- file left out: {_text(damaged.reason)}" for damaged in report.damaged]
     if lines:
@@ -135,7 +136,7 @@ def _machines(report: Report) -> Iterator[str]:
         accelerators = ", ".join(machine.accelerators) or "no accelerator"
         load = "" if machine.load is None else f", load {figure(machine.load)}"
         yield (
-            f"- `{machine.id}`: {_text(machine.cpu)}, {figure(machine.memory_gb)} GB, "
+            f"- {_code(machine.id)}: {_text(machine.cpu)}, {figure(machine.memory_gb)} GB, "
             f"{_text(machine.os)}, {_text(accelerators)}{load}"
         )
         if machine.packages:
@@ -160,6 +161,14 @@ def _text(text: str) -> str:
     for sign in "\\`*_|<>[]":
         one_line = one_line.replace(sign, f"\\{sign}")
     return one_line
+
+
+def _code(text: str) -> str:
+    """A code span around any text: its fence is longer than every run of backticks in it."""
+    one_line = " ".join(text.split()).replace("|", "\\|")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", one_line)), default=0))
+    pad = " " if "`" in one_line else ""
+    return f"{fence}{pad}{one_line}{pad}{fence}"
 
 
 FORMAT = MarkdownFormat()
