@@ -45,8 +45,14 @@ def embed_external(model: ir.Model, proto: Any) -> None:
             initializer.raw_data = tensors[initializer.name].tobytes()
 
 
-def pack(source: Path, destination: Path) -> Path:
+def pack(source: Path, destination: Path, *, keep_shapes: bool = True) -> Path:
     """Write a model and its external weights as one file.
+
+    Args:
+        source: the exported file.
+        destination: the file to write.
+        keep_shapes: keep the annotations of intermediate values; some readers take a symbol in
+            them for a contradiction of the numbers they were given for the inputs.
 
     Errors:
         RuntimeError: one file would be over the 2 GiB that protobuf can hold.
@@ -61,7 +67,11 @@ def pack(source: Path, destination: Path) -> Path:
     )
     if size >= 2**31 - 2**20:
         raise RuntimeError(f"{source.name} holds {size / 2**30:.1f} GiB; one file can hold 2 GiB")
-    destination.write_bytes(model_bytes(model))
+    proto = ir.to_proto(model)
+    embed_external(model, proto)
+    if not keep_shapes:
+        proto.graph.ClearField("value_info")
+    destination.write_bytes(proto.SerializeToString())
     return destination
 
 

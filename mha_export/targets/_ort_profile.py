@@ -75,10 +75,12 @@ def placement_of(events: Iterable[Mapping[str, Any]], *, provider: str) -> Place
 
 
 def _computes(args: Mapping[str, Any]) -> bool:
-    if args.get("op_name") in NOT_COMPUTE:
+    op, made = args.get("op_name"), args.get("output_type_shape") or ()
+    if op in NOT_COMPUTE:
         return False
-    shapes = args.get("output_type_shape") or ()
-    return any(FLOATS.intersection(entry) for entry in shapes)
+    if op == "Cast":  # integers made floats: positions, lengths; the computing comes after
+        made = args.get("input_type_shape") or ()
+    return any(FLOATS.intersection(entry) for entry in made)
 
 
 def zeros_for(declared: Iterable[Any]) -> dict[str, np.ndarray]:

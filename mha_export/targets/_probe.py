@@ -43,6 +43,8 @@ NOISE = re.compile(
     r"|-- [\w.]+ with a"
 )
 """Lines of a runtime's message that name its own machinery."""
+WHERE = re.compile(r"Load model from \S+ failed: ?|(?m:^\d+: )|\x1b\[[\d;]*m")
+"""Parts that change from run to run or decorate: paths of temporary files, numbering, colours."""
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -179,6 +181,7 @@ def _judge(
 
 def _first_line(text: str) -> str:
     """The line that says something: not where in the runtime's source the exception was thrown."""
+    text = WHERE.sub("", text)
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     said = [line for line in lines if not NOISE.match(line)]
     return (said or lines or [""])[0][:300]

@@ -34,6 +34,8 @@ symbolic dimension, ``profile.seq`` = ``1:128:2048`` (least, best, most)."""
 
 
 ASKED_ONLY = ("SM75",)
+LONGEST, SHORTEST = 2048, 16
+"""The most that a dimension of unknown meaning may be, first tried and last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class Built:
     inputs: tuple[str, ...]
     attentions: int
     decomposed: bool
+    ranges: Mapping[str, tuple[int, int, int]]
     parse_ms: float
     build_ms: float
 
@@ -128,25 +131,38 @@ def build_program(trt: Any, program: Program, options: CompileOptions) -> Tensor
             "build_ms": f"{build_ms:.1f}",
             "fused_attention": f"{fused} of {attentions}",
             "decomposed": str(any(one.decomposed for one in built.values())).lower(),
+            **{
+                f"{PROFILE}{name}": ":".join(map(str, bounds))
+                for one in built.values()
+                for name, bounds in sorted(one.ranges.items())
+            },
             CAPABILITIES: ",".join(capability_names(trt, options)) or "of this device",
         },
     )
 
 
 def build_engine(trt: Any, source: Path, options: CompileOptions) -> Built:
-    """Parse and build one graph; again with attention decomposable where that is the fault."""
-    first = _attempt(trt, source, options, decompose=False)
-    if isinstance(first, Built):
-        return first
-    if "decomposable" in first:
-        second = _attempt(trt, source, options, decompose=True)
-        if isinstance(second, Built):
-            return second
-        first = second
-    raise RuntimeError(first)
+    """Parse and build one graph.
+
+    Again with attention decomposable where that is the fault, and with shorter ranges where the
+    graph has a table (of positions) that ends before the range does.
+    """
+    decompose, longest = False, LONGEST
+    while True:
+        made = _attempt(trt, source, options, decompose=decompose, longest=longest)
+        if isinstance(made, Built):
+            return made
+        if "decomposable" in made and not decompose:
+            decompose = True
+        elif "violate shape constraints" in made and longest > SHORTEST:
+            longest //= 2
+        else:
+            raise RuntimeError(made)
 
 
-def _attempt(trt: Any, source: Path, options: CompileOptions, *, decompose: bool) -> Built | str:
+def _attempt(
+    trt: Any, source: Path, options: CompileOptions, *, decompose: bool, longest: int
+) -> Built | str:
     """The engine, or the builder's last words."""
     logger = _logger(trt)
     builder = trt.Builder(logger)
@@ -161,7 +177,7 @@ def _attempt(trt: Any, source: Path, options: CompileOptions, *, decompose: bool
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     _name_capabilities(trt, config, options)
-    _add_profile(builder, config, network, source, options)
+    ranges = _add_profile(builder, config, network, source, options, longest)
     cache_file = _load_timing_cache(config, trt, options)
     started = time.perf_counter()
     engine = builder.build_serialized_network(network, config)
@@ -175,6 +191,7 @@ def _attempt(trt: Any, source: Path, options: CompileOptions, *, decompose: bool
         inputs=tuple(network.get_input(i).name for i in range(network.num_inputs)),
         attentions=attentions or _softmaxes(source),
         decomposed=decompose,
+        ranges=ranges,
         parse_ms=parse_ms,
         build_ms=build_ms,
     )
@@ -267,9 +284,15 @@ def _name_capabilities(trt: Any, config: Any, options: CompileOptions) -> None:
 
 
 def _add_profile(
-    builder: Any, config: Any, network: Any, source: Path, options: CompileOptions
-) -> None:
-    """One optimisation profile that covers the range of every symbolic dimension."""
+    builder: Any,
+    config: Any,
+    network: Any,
+    source: Path,
+    options: CompileOptions,
+    longest: int,
+) -> dict[str, tuple[int, int, int]]:
+    """One optimisation profile that covers the range of every symbolic dimension; the ranges."""
+    used: dict[str, tuple[int, int, int]] = {}
     symbols = _symbols(source)
     profile = builder.create_optimization_profile()
     dynamic = False
@@ -280,16 +303,22 @@ def _add_profile(
             continue
         dynamic = True
         names = symbols.get(tensor.name, (None,) * len(shape))
-        ranges = [
-            (dim, dim, dim) if dim != -1 else dimension_range(name, options.extra)
-            for dim, name in zip(shape, names, strict=True)
-        ]
+        ranges = []
+        for dim, name in zip(shape, names, strict=True):
+            if dim == -1:
+                ranges.append(dimension_range(name, options.extra, longest=longest))
+                used[name or "?"] = ranges[-1]
+            else:
+                ranges.append((dim, dim, dim))
         profile.set_shape(tensor.name, *(list(bound) for bound in zip(*ranges, strict=True)))
     if dynamic:
         config.add_optimization_profile(profile)
+    return used
 
 
-def dimension_range(name: str | None, extra: Mapping[str, str]) -> tuple[int, int, int]:
+def dimension_range(
+    name: str | None, extra: Mapping[str, str], *, longest: int = LONGEST
+) -> tuple[int, int, int]:
     """Least, best and most of a symbolic dimension: as asked, else by what its name suggests.
 
     Errors:
@@ -308,8 +337,8 @@ def dimension_range(name: str | None, extra: Mapping[str, str]) -> tuple[int, in
     if "batch" in lowered or lowered in ("b", "n"):
         return 1, 1, 32
     if "past" in lowered:
-        return 0, 127, 2047
-    return 1, 128, 2048
+        return 0, min(127, longest // 2), longest - 1
+    return 1, min(128, longest // 2), longest
 
 
 def _symbols(source: Path) -> dict[str, tuple[str | None, ...]]:

@@ -171,7 +171,7 @@ class TractTarget:
         started = time.perf_counter()
         models = {}
         for role, source in program.graphs.items():
-            models[role] = pack(source, folder / f"{role}.tract.onnx")
+            models[role] = pack(source, folder / f"{role}.tract.onnx", keep_shapes=False)
             _told(_parsed, models[role])
         return TractArtifact(
             files=tuple(models.values()),

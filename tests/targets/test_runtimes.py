@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -316,7 +317,7 @@ def test_a_runtime_that_is_not_installed_is_an_exit_3_error(program, monkeypatch
     assert "mha-export[cpu]" in str(caught.value.fix)
 
 
-def _event(name: str, op: str, provider: str, *types: str) -> dict[str, object]:
+def _event(name: str, op: str, provider: str, *types: str) -> dict[str, Any]:
     return {
         "cat": "Node",
         "name": f"{name}_kernel_time",
@@ -328,6 +329,12 @@ def _event(name: str, op: str, provider: str, *types: str) -> dict[str, object]:
     }
 
 
+def _cast(name: str, before: str, after: str) -> dict[str, Any]:
+    event = _event(name, "Cast", "CPUExecutionProvider", after)
+    event["args"]["input_type_shape"] = [{before: [1]}]
+    return event
+
+
 def test_placement_counts_float_compute_and_names_what_fell_back() -> None:
     events = [
         _event("mm", "MatMul", "WebGpu", "float"),
@@ -336,9 +343,14 @@ def test_placement_counts_float_compute_and_names_what_fell_back() -> None:
         _event("shape", "Shape", "CPUExecutionProvider", "int64"),
         _event("view", "Reshape", "CPUExecutionProvider", "float"),
         _event("add", "Add", "CPUExecutionProvider", "int64"),
+        _cast("positions", "int64", "float"),
+        _cast("narrow", "float", "float16"),
         {"cat": "Session", "name": "model_run", "args": {}},
     ]
     placement = placement_of(json.loads(json.dumps(events)), provider="WebGpu")
-    assert (placement.float_compute_nodes, placement.on_target) == (2, 1)
-    assert placement.elsewhere == ("soft (Softmax) -> CPUExecutionProvider",)
+    assert (placement.float_compute_nodes, placement.on_target) == (3, 1)
+    assert placement.elsewhere == (
+        "soft (Softmax) -> CPUExecutionProvider",
+        "narrow (Cast) -> CPUExecutionProvider",
+    )
     assert not placement.complete

@@ -145,6 +145,29 @@ def test_a_graph_that_is_refused_says_why(tmp_path) -> None:
         RTX.compile(Program(graphs={"main": path}), CompileOptions(workdir=tmp_path / "built"))
 
 
+TABLE = """
+<ir_version: 10, opset_import: ["": 18]>
+g (float16[b, s, 4] x, float16[48, 4] t) => (float16[b, s, 4] y)
+{
+    shape = Shape<start = 1, end = 2>(x)
+    zero = Constant<value_ints = [0]>()
+    axis = Constant<value_ints = [0]>()
+    rows = Slice(t, zero, shape, axis)
+    y = Add(x, rows)
+}
+"""
+
+
+@builds
+def test_the_range_of_a_dimension_ends_where_a_table_of_positions_does(tmp_path) -> None:
+    path = tmp_path / "table.onnx"
+    onnx.save(onnx.parser.parse_model(TABLE), path)
+    options = CompileOptions(workdir=tmp_path / "built")
+    artifact = RTX.compile(Program(graphs={"main": path}), options)
+    assert artifact.notes["profile.s"] == "1:32:64", "the best length is within the table"
+    assert artifact.notes["profile.b"] == "1:1:32"
+
+
 class _FakeDevice:
     """A device in memory: what the session uploads is what the fake engine computes from."""
 
