@@ -17,7 +17,7 @@ from mha_export.operands import Heads, Layout
 from mha_export.oracle import OracleInputs, RotaryInputs, attention
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._site import Rejection, Site
-from mha_export.recognise.fused import is_fused, read_fused
+from mha_export.recognise.fused import is_fused, read_fused, readers
 from mha_export.spec import CausalAlignment, EmptyRow, QkOutput
 
 ort = pytest.importorskip("onnxruntime")
@@ -436,7 +436,17 @@ REFUSED = [
         "lengths-and-causal",
     ),
     (mha("scores", [q3, k3, v3], outputs=4), "qk-output"),
-]
+    (gqa("window-unmasked", steps(1, 6), attributes={"causal": 0, "local_window_size": 3}),
+     "window-without-causal"),
+    (gqa("ragged-queries", [*steps(4, 6, 1), *[None] * 9, np.array([4], np.int32)]),
+     "unread-input"),
+    (gqa("no-tables", steps(1, 6), attributes={"do_rotary": 1}), "input-missing"),
+    (gqa("two-sinks", [*steps(1, 6), *[None] * 4, rand(H, seed=35)],
+         attributes={"smooth_softmax": 1}), "two-sinks"),
+    (packed("rotary-inside", [x3, w3, qkv_bias], attributes={"do_rotary": 1}), "unread-attribute"),
+    (Case("packed-tokens", "PackedMultiHeadAttention", [rand(7, H * D)], MHA), "ragged-batch"),
+    (Case("decoder", "DecoderMaskedMultiHeadAttention", [q3, k3, v3], MHA), "beam-buffers"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "code"), REFUSED, ids=[repr(case) for case, _ in REFUSED])
@@ -446,3 +456,26 @@ def test_what_cannot_be_stated_is_refused(case: Case, code: str) -> None:
     assert verdict.reason.code == code
     assert verdict.reason.nodes == ("attn",)
     assert verdict.fused_as == case.op
+
+
+def test_every_file_reads_one_op() -> None:
+    assert readers().keys() == {(reader.domain, reader.op_type) for reader in readers().values()}
+    assert {op for _, op in readers()} >= {
+        "Attention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "PackedMultiHeadAttention",
+    }
+
+
+def test_reading_leaves_what_it_read_as_it_was() -> None:
+    """Only derived nodes are added, and none of them feeds what was there."""
+    model, _ = mha("projection-bias", [q3, k3, v3, qkv_bias]).model()
+    before = [(n.name, [v.name for v in n.inputs if v]) for n in model.graph]
+    context = Context(model)
+    read_fused(next(n for n in model.graph if is_fused(n)), context=context)
+    after = [(n.name, [v.name for v in n.inputs if v]) for n in model.graph]
+    assert [one for one in after if not str(one[0]).startswith("derived.")] == before
+    again = len(after)
+    read_fused(next(n for n in model.graph if is_fused(n)), context=context)
+    assert len(list(model.graph)) == again, "equal requests share one node"

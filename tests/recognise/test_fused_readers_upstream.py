@@ -329,3 +329,47 @@ def test_a_past_as_long_as_the_present_is_one_buffer() -> None:
     lengths = view.array(site.operands.kv_lengths)
     assert lengths is not None
     assert lengths.tolist() == [5, 7]
+
+
+ROTATED_3D = """
+<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+g (float[batch,seq,32] q, float[batch,seq,32] k, float[batch,seq,32] v, int64[batch,seq] ids,
+   float[16,4] cos, float[16,4] sin) => (float[e,f,g_] y)
+{{
+  half = Constant<value_float = 0.5>()
+  qr = com.microsoft.RotaryEmbedding<num_heads = {heads}, rotary_embedding_dim = 8{more}>
+      (q, ids, cos, sin)
+  kr = com.microsoft.RotaryEmbedding<num_heads = 4, rotary_embedding_dim = 8{more}>
+      (k, ids, cos, sin)
+  qh = Mul(qr, half)
+  y = com.microsoft.MultiHeadAttention<num_heads = 4>(qh, kr, v)
+}}"""
+
+
+@pytest.mark.parametrize("more", ["", ", interleaved = 1"], ids=["half", "interleaved"])
+def test_contributed_rotary_below_multi_head_attention(more: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    model = ir.from_onnx_text(ROTATED_3D.format(heads=4, more=more))
+    site, _ = read(model)
+    assert site.spec.rotary is not None
+    assert site.spec.rotary.positions == "input"
+    assert [site.operands.query.value.name, site.operands.key.value.name] == ["q", "k"]
+    rng = np.random.default_rng(1)
+    given = {n: rng.standard_normal((2, 3, 32)).astype(np.float32) for n in ("q", "k", "v")}
+    given["ids"] = np.array([[0, 1, 2], [7, 5, 9]])
+    angle = np.arange(16)[:, None] * 0.5 ** np.arange(4)[None]
+    given |= {"cos": np.cos(angle).astype("f"), "sin": np.sin(angle).astype("f")}
+    session = ort.InferenceSession(
+        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    actual = session.run(None, given)[0]
+    parts = {n: bhsd(site.operands.query, given[n[0]]) for n in ("query", "key", "value")}
+    rotary = RotaryInputs(cos=given["cos"], sin=given["sin"], position_ids=given["ids"])
+    exact = attention(site.spec, OracleInputs(**parts, rotary=rotary))
+    np.testing.assert_allclose(bhsd(site.output, actual), exact.output, rtol=2e-5, atol=2e-5)
+
+
+def test_rotary_over_another_number_of_heads_is_left_alone() -> None:
+    site, _ = read(ir.from_onnx_text(ROTATED_3D.format(heads=2, more="")))
+    assert site.spec.rotary is None
+    assert site.operands.key.value.name == "kr"

@@ -287,6 +287,21 @@ def agree(query: Lineage, key: Lineage, context: Context) -> Agreed | None:
     return Agreed(rotary=rotary, tables=tables, norm=norm)
 
 
+def joint(
+    query: Heads, key: Heads, context: Context, anchor: ir.Node, *, cache: bool
+) -> tuple[Lineage, Lineage, Agreed]:
+    """Both lineages and what they share; the node's own inputs where they went different ways."""
+    lines = (
+        query_lineage(query, context, anchor),
+        key_lineage(key, context, anchor, cache=cache),
+    )
+    agreed = agree(*lines, context)
+    if agreed is None:
+        nothing = Agreed(rotary=None, tables=None, norm=None)
+        return Lineage(heads=query), Lineage(heads=key), nothing
+    return (*lines, agreed)
+
+
 def _same_tables(left: RotaryTables, right: RotaryTables) -> bool:
     pairs = [
         (left.cos, right.cos),

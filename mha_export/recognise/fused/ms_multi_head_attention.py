@@ -7,10 +7,14 @@ keys and values of a cross attention as [b, h, t, d]; a packed projection bias; 
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.recognise._site import Site
 from mha_export.recognise.fused import _microsoft as microsoft
-from mha_export.recognise.fused._node import FusedNode, Reader
+from mha_export.recognise.fused import _upstream as upstream
+from mha_export.recognise.fused._node import FusedNode, Reader, short
+from mha_export.recognise.fused._upstream import Agreed, Lineage
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment
 
 
@@ -44,32 +48,52 @@ def _read(fused: FusedNode) -> Site:
         and shapes[1] is not None
         and shapes[0][1] != shapes[1][key_axis]
     )
+    kv_len = "kv_len" if past_key is not None else fused.dim(key.value, key_axis, "kv_len")
+    over, under, agreed = upstream.joint(query, key, fused.context, fused.node, cache=False)
+    if under.heads.heads != count:  # repeated heads, which the values would have to share
+        over, under = Lineage(heads=query), Lineage(heads=key)
+        agreed = Agreed(rotary=None, tables=None, norm=None)
     spec = AttentionSpec(
         q_heads=count,
         kv_heads=count,
         head_dim=query.dim,
         v_head_dim=value.dim,
-        scale=microsoft.scale_of(fused),
+        scale=_scale(fused, query.dim, over.scale * under.scale),
         mask=bound.spec,
+        rotary=agreed.rotary,
+        qk_norm=agreed.norm,
         cache=None if past_key is None else CacheSpec(growth="concat"),
         cross=cross,
         io_dtype=fused.dtype(first),
         batch=fused.dim(first, 0, "batch"),
         q_len=fused.dim(first, 1, "q_len"),
-        kv_len="kv_len" if past_key is not None else fused.dim(key.value, key_axis, "kv_len"),
+        kv_len=kv_len,
     )
     operands = Operands(
-        query=query,
-        key=key,
+        query=over.heads,
+        key=under.heads,
         value=value,
         past_key=past_key,
         past_value=past_value,
+        rotary=agreed.tables,
+        q_norm_weight=None if over.norm is None else over.norm.weight,
+        k_norm_weight=None if under.norm is None else under.norm.weight,
+        q_norm_bias=None if over.norm is None else over.norm.bias,
+        k_norm_bias=None if under.norm is None else under.norm.bias,
         **bound.operands,
     )
-    return _site(fused, spec, operands)
+    return _site(fused, spec, operands, (*over.nodes, *under.nodes))
 
 
-def _site(fused: FusedNode, spec: AttentionSpec, operands: Operands) -> Site:
+def _scale(fused: FusedNode, dim: int, above: float) -> float | None:
+    """The node's scale times what query and key were multiplied by before it."""
+    own = microsoft.scale_of(fused)
+    return own if above == 1.0 else short((dim**-0.5 if own is None else own) * above)
+
+
+def _site(
+    fused: FusedNode, spec: AttentionSpec, operands: Operands, above: tuple[ir.Node, ...]
+) -> Site:
     node = fused.node
     assert node.graph is not None
     present = [
@@ -89,7 +113,7 @@ def _site(fused: FusedNode, spec: AttentionSpec, operands: Operands) -> Site:
             value=node.outputs[0], layout=Layout.BSM, heads=spec.q_heads, dim=spec.value_dim
         ),
         anchor=node,
-        nodes=(node,),
+        nodes=tuple(dict.fromkeys([*above, node])),
         present_key=present[0],
         present_value=present[1],
         fused_as=node.op_type,
