@@ -32,6 +32,7 @@ CapabilityState = Literal[
 ]
 USABLE: frozenset[str] = frozenset({"ok", "imprecise"})
 PRIMITIVE = "primitive"
+NUMBER_FORMATS = frozenset({"f32", "f16", "bf16"})
 REVISION = 1
 """Of the probes themselves: a cached matrix of another revision is probed again."""
 
@@ -162,11 +163,15 @@ def capabilities_from_json(
 def capabilities_for(target: Target, precision: str | None = None) -> Capabilities:
     """The best matrix known of a target: probed here, else shipped, else an empty one.
 
-    Nothing is probed here; :func:`mha_export.targets.probe` does that.
+    Nothing is probed here; :func:`mha_export.targets.probe` does that. What a runtime supports does
+    not hang on the number format it is told to compute in, so such a precision without a matrix of
+    its own has the target's.
     """
     availability = target.availability()
-    cached = read_cached(target, precision, availability)
-    return cached or shipped(target.name, precision) or Capabilities(target=target.name)
+    found = read_cached(target, precision, availability) or shipped(target.name, precision)
+    if found is None and precision in NUMBER_FORMATS:
+        return capabilities_for(target)
+    return found or Capabilities(target=target.name, precision=precision)
 
 
 @cache

@@ -40,7 +40,7 @@ COMPUTED_IN = {"f16": DType.FP16, "bf16": DType.BF16}
 
 NOISE = re.compile(
     r"Exception from src/|FrontEnd API failed|Model wasn't fully|While validating|Check 'false"
-    r"|-- [\w.]+ with a"
+    r"|-- \S+ with a|Summary:"
 )
 """Lines of a runtime's message that name its own machinery."""
 WHERE = re.compile(r"Load model from \S+ failed: ?|(?m:^\d+: )|\x1b\[[\d;]*m")

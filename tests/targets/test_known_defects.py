@@ -36,6 +36,7 @@ EXPECTED = {
         (GQA, "past"): OK,
         (GQA, "softcap"): AT_LOAD,
         (GQA, "prompt"): AT_LOAD,
+        (GQA, "fixed_past"): WRONG,
         (MHA, "key_padding_mask"): OK,
         (ONNX, "past_is_causal"): OK,
         ("onnx", "rotary_half"): OK,
