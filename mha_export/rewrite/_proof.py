@@ -204,7 +204,11 @@ class Prover:
         if len(self.sizes) < len(sizes):
             self.sizes = [sized.numbers for sized in sizes]
         original = self._model(shown, _original_graph(shown))
-        replacement = self._model(shown, _replacement_graph(shown, choice, self._context))
+        try:
+            emitted = _replacement_graph(shown, choice)
+        except ValueError as error:
+            return self._failed(f"form {choice.form.name} could not be emitted: {error}")
+        replacement = self._model(shown, emitted)
         trial = _Trial(self._evaluator, shown.site, original, replacement)
         for index, sized in enumerate(sizes):
             feeder = Feeder(
@@ -261,7 +265,7 @@ def _original_graph(shown: Exhibit) -> ir.Graph:
     return graph
 
 
-def _replacement_graph(shown: Exhibit, choice: Choice, context: Context) -> ir.Graph:
+def _replacement_graph(shown: Exhibit, choice: Choice) -> ir.Graph:
     graph, values = as_graph(shown.operands)
     mapping = dict(zip(shown.operands.targets, values, strict=True))
     operands = with_values(shown.site.operands, mapping)
@@ -366,7 +370,9 @@ class _Trial:
 
     def _canonical(self, role: str, array: np.ndarray) -> np.ndarray:
         heads = getattr(self._site, role, None)
-        if role == "qk_output" or (role == "output" and self._site.spec.combine == "mean"):
+        if role == "qk_output":
+            return array[..., None]  # every score is a row of its own
+        if role == "output" and self._site.spec.combine == "mean":
             return array
         assert heads is not None
         return to_bhsd(array, heads)
@@ -420,7 +426,7 @@ def _bounds(
     if site.qk_output is not None and spec.qk_output is not None:
         scores = exact.scores(spec.qk_output)
         rows = score_bounds(spec, feeds.inputs, exact, spec.qk_output)
-        found["qk_output"] = (scores, rows)
+        found["qk_output"] = (scores[..., None], rows)
     for role in ("present_key", "present_value"):
         array = getattr(exact, role)
         if getattr(site, role) is not None and array is not None:

@@ -18,7 +18,6 @@ from mha_export.rewrite._outcome import (
     Choice,
     Chooser,
     Keep,
-    Proof,
     RewriteSettings,
     Rewritten,
     SiteOutcome,
@@ -104,15 +103,7 @@ def _decide(
         return done, None
     if not settings.prove:
         return done, choice
-    try:
-        proof = prover.prove(site, choice)
-    except ValueError as error:
-        proof = Proof(
-            engine=prover.engine,
-            against=(),
-            status="fail",
-            reason=f"form {name} could not be emitted: {error}",
-        )
+    proof = prover.prove(site, choice)
     if proof.status == "fail":
         return (
             SiteOutcome(

@@ -56,7 +56,7 @@ def choose_form(
     last = _ask(site, PRIMITIVE, params, veto) if PRIMITIVE not in preferred else refusals[-1]
     if isinstance(last, str):
         return Keep(reason="; ".join(dict.fromkeys([*refusals, last])))
-    return dataclasses.replace(last, lowered=True, reason="; ".join(refusals) or None)
+    return dataclasses.replace(last, lowered=bool(refusals), reason="; ".join(refusals) or None)
 
 
 def _ask(site: Site, name: str, params: FormParams, veto: Veto | None) -> Choice | str:
