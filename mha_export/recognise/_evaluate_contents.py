@@ -196,7 +196,8 @@ def _trilu(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
 
 def _eye_like(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
     dtype = ir.DataType(attributes["dtype"]).numpy() if "dtype" in attributes else inputs[0].dtype
-    return (np.eye(*inputs[0].shape, k=attributes.get("k", 0), dtype=dtype),)
+    rows, columns = inputs[0].shape
+    return (np.eye(rows, columns, attributes.get("k", 0)).astype(dtype),)
 
 
 def _clip(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
@@ -293,21 +294,25 @@ def _einsum(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
     return (np.einsum(attributes["equation"], *inputs),)
 
 
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "Abs": np.abs, "Add": np.add, "And": np.logical_and, "BitwiseAnd": np.bitwise_and,
+    "BitwiseNot": np.bitwise_not, "BitwiseOr": np.bitwise_or, "Ceil": np.ceil,
+    "Cos": np.cos, "Equal": np.equal, "Exp": np.exp, "Floor": np.floor,
+    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Identity": np.asarray,
+    "IsInf": np.isinf, "IsNaN": np.isnan, "Less": np.less, "LessOrEqual": np.less_equal,
+    "Log": np.log, "Mul": np.multiply, "Neg": np.negative, "Not": np.logical_not,
+    "Or": np.logical_or, "Reciprocal": np.reciprocal, "Round": np.rint, "Sign": np.sign,
+    "Sin": np.sin, "Sqrt": np.sqrt, "Sub": np.subtract, "Tanh": np.tanh,
+    "Where": np.where, "Xor": np.logical_xor,
+}  # fmt: skip
+
 ELEMENTWISE: dict[str, Rule] = {
-    **{op: _fold(f) for op, f in {"Max": np.maximum, "Min": np.minimum, "Sum": np.add}.items()},
+    "Max": _fold(np.maximum),
+    "Min": _fold(np.minimum),
+    "Sum": _fold(np.add),
     **{
         op: _pure(f)
-        for op, f in {
-            "Abs": np.abs, "Add": np.add, "And": np.logical_and, "BitwiseAnd": np.bitwise_and,
-            "BitwiseNot": np.bitwise_not, "BitwiseOr": np.bitwise_or, "Ceil": np.ceil,
-            "Cos": np.cos, "Equal": np.equal, "Exp": np.exp, "Floor": np.floor,
-            "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Identity": np.asarray,
-            "IsInf": np.isinf, "IsNaN": np.isnan, "Less": np.less, "LessOrEqual": np.less_equal,
-            "Log": np.log, "Mul": np.multiply, "Neg": np.negative, "Not": np.logical_not,
-            "Or": np.logical_or, "Reciprocal": np.reciprocal, "Round": np.rint, "Sign": np.sign,
-            "Sin": np.sin, "Sqrt": np.sqrt, "Sub": np.subtract, "Tanh": np.tanh,
-            "Where": np.where, "Xor": np.logical_xor,
-        }.items()
+        for op, f in _PLAIN.items()
     },
     "Cast": _cast,
     "Clip": _clip,

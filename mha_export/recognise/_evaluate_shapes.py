@@ -135,9 +135,10 @@ def infer(
     result: list[Shape | None] = []
     for output in node.outputs:
         found = inferred.get(output.name or "")
-        dims = None if found is None else [d.dim_value for d in found.tensor_type.shape.dim]
-        known = dims is not None and all(
-            d.HasField("dim_value") for d in found.tensor_type.shape.dim
-        )
-        result.append(tuple(dims) if dims is not None and known else None)
+        if found is None or not all(
+            dim.HasField("dim_value") for dim in found.tensor_type.shape.dim
+        ):
+            result.append(None)
+        else:
+            result.append(tuple(dim.dim_value for dim in found.tensor_type.shape.dim))
     return result
