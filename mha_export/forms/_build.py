@@ -172,7 +172,7 @@ def _model(
         nodes=scope.nodes,
         initializers=scope.initializers,
         opset_imports=imports,
-        name=f"attention_{form.name}",
+        name=f"attention_{form.name.replace('-', '_')}",
     )
     newest = _NEWEST_IR if params.opset > 24 else _LEAST_IR
     model = ir.Model(

@@ -101,6 +101,7 @@ class Form(Protocol):
         the output comes in whichever layout is natural to the form (the caller converts).
 
         Errors:
-            ValueError: ``supports`` would have said no.
+            ValueError: ``supports`` would have said no, or an operand is of a kind that the spec
+                does not tell and the form has no place for; the message says which.
         """
         ...

@@ -47,6 +47,12 @@ class OrtGqaForm:
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
     ) -> Emitted:
+        tables = operands.rotary
+        if spec.cache is not None and tables is not None and tables.key_cos is not None:
+            raise ValueError(
+                "form ort-gqa keeps rotated keys in its cache, but operands.rotary.key_cos "
+                "rotates all keys after the cache: use form onnx or ort-mha"
+            )
         return _Node(scope, spec, params, operands).emit()
 
 
