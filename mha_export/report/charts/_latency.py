@@ -15,6 +15,8 @@ ROW = 36
 WIDTH, ROOM = 360, 92
 CUT = 6.0
 """A bar over this many times the middle one is cut, so that the others can be told apart."""
+LONGEST_WHISKER = 1.6
+"""A whisker is drawn to at least this many times the median before it may leave the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,11 @@ def latency_chart(title: str, bars: Sequence[Bar]) -> Chart:
 def _draw(bars: Sequence[Bar], label: str) -> str:
     height = ROW * len(bars) + 6
     cut = CUT * median(bar.latency.p50 for bar in bars)
-    top = max(bar.latency.p90 for bar in bars if bar.latency.p50 <= cut)
+    top = max(
+        min(bar.latency.p90, LONGEST_WHISKER * bar.latency.p50)
+        for bar in bars
+        if bar.latency.p50 <= cut
+    )
     with drawing(WIDTH, height, salt=label) as (figure, axes):
         figure.subplots_adjust(left=0.003, right=1 - ROOM / WIDTH, top=1 - 2 / height, bottom=0)
         axes.set_xlim(0, top * 1.01)
@@ -67,7 +73,7 @@ def _bar(axes: Any, y: int, bar: Bar, top: float) -> None:
             top * 0.99, at, "cut", va="center", ha="right", color=STAND_IN["paper"], fontsize=9
         )
     else:
-        _whisker(axes, latency, at)
+        _whisker(axes, latency, at, top)
     axes.text(0, y - 0.2, bar.label + (f" ({bar.doubt})" if bar.doubt else ""), va="center")
     text = milliseconds(latency.p50)
     axes.text(top * 1.04, at, text, va="center", color=INK, fontweight="bold")
@@ -75,7 +81,9 @@ def _bar(axes: Any, y: int, bar: Bar, top: float) -> None:
         axes.text(top * 1.04, y - 0.2, f"{ratio(bar.vs.ratio)} of raw", va="center", color=MUTED)
 
 
-def _whisker(axes: Any, latency: LatencyRecord, at: float) -> None:
-    axes.plot([latency.p10, latency.p90], [at, at], color=INK, linewidth=1.1)
+def _whisker(axes: Any, latency: LatencyRecord, at: float, top: float) -> None:
+    """From p10 to p90; one that leaves the chart has no cap at its end."""
+    axes.plot([latency.p10, min(latency.p90, top)], [at, at], color=INK, linewidth=1.1)
     for end in (latency.p10, latency.p90):
-        axes.plot([end, end], [at - 0.09, at + 0.09], color=INK, linewidth=1.1)
+        if end <= top:
+            axes.plot([end, end], [at - 0.09, at + 0.09], color=INK, linewidth=1.1)

@@ -120,10 +120,11 @@ def _refused(report: Report) -> Iterator[str]:
         for variant in export.variants:
             for site_id, outcome in variant.sites.items():
                 if outcome.status in ("kept", "proof_failed"):
-                    lines.append(
-                        f"- {_text(export.model.name)} {_code(site_id)} for "
-                        f"{_code(variant.target)}: {outcome.status.replace('_', ' ')}: {_text(outcome.reason or '')}"
+                    where = (
+                        f"{_text(export.model.name)} {_code(site_id)} for {_code(variant.target)}"
                     )
+                    why = f"{outcome.status.replace('_', ' ')}: {_text(outcome.reason or '')}"
+                    lines.append(f"- {where}: {why}")
     lines += [f"- file left out: {_text(damaged.reason)}" for damaged in report.damaged]
     if lines:
         yield from ("## Refused, and why", "", *lines, "")
