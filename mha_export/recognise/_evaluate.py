@@ -73,6 +73,13 @@ class Context:
             self._views[key] = plain
         return self._view(sizes, contents, wide, plain) if contents else plain
 
+    def prefer(self, sizes: Mapping[str, int], shapes: Mapping[ir.Value, tuple[int, ...]]) -> None:
+        """Look at regions at these sizes first, whose shapes are known already (never None)."""
+        plain = self.sized(sizes)
+        for view in (plain, self.sized(sizes, wide=True)):
+            view.know(shapes)
+        self.memo["region sizes"] = dict(sizes)
+
     def forget(self, sizes: Mapping[str, int]) -> None:
         """Let go of what was computed at these sizes (large ones hold large arrays)."""
         for wide in (False, True):

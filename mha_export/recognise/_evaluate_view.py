@@ -70,6 +70,10 @@ class SizedView:
             self._shapes |= {v: shape for v, shape in known._shapes.items() if shape is not None}
         self._shapes |= {v: array.shape for v, array in contents.items()}
 
+    def know(self, shapes: Mapping[ir.Value, Shape]) -> None:
+        """Take over shapes that were found elsewhere."""
+        self._shapes |= shapes
+
     def shape(self, value: ir.Value) -> Shape | None:
         """The concrete shape, or None where it depends on data or an unnamed size."""
         found: Shape | None = self._answer("shape", value)
