@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -140,14 +140,21 @@ def form_probes(
             spec = plain.replace(io_dtype=dtype)
             if (quick and feature not in QUICK) or not form.supports(spec, params):
                 continue
-            yield Probe(
-                form=name,
-                feature=feature,
-                dtype=dtype,
-                spec=spec,
-                model=build_model(form, spec, params),
-                computed_in=computed_in or dtype,
-            )
+            yield _form_probe(name, feature, dtype, params.opset, computed_in or dtype)
+
+
+@cache
+def _form_probe(name: str, feature: str, dtype: DType, opset: int, computed_in: DType) -> Probe:
+    """Built once a process: ``doctor`` asks every target the same."""
+    spec = FEATURES[feature].replace(io_dtype=dtype)
+    return Probe(
+        form=name,
+        feature=feature,
+        dtype=dtype,
+        spec=spec,
+        model=build_model(form_named(name), spec, FormParams(opset=opset)),
+        computed_in=computed_in,
+    )
 
 
 def form_feeds(spec: AttentionSpec, inputs: OracleInputs) -> Arrays:

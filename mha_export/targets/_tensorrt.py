@@ -124,7 +124,10 @@ def build_program(trt: Any, program: Program, options: CompileOptions) -> Tensor
         runs=trt.__name__ != "tensorrt_rtx" or _cuda.device_count() > 0,
         layers={role: one.layers for role, one in built.items()},
         attentions={role: one.attentions for role, one in built.items()},
-        unread={role: one.layers.unread(one.inputs) for role, one in built.items()},
+        unread={
+            role: one.layers.unread(one.inputs, _updated_in_place(program.graphs[role]))
+            for role, one in built.items()
+        },
         outputs={role: _outputs(source) for role, source in program.graphs.items()},
         notes={
             "parse_ms": f"{parse_ms:.1f}",
@@ -245,6 +248,15 @@ def _softmaxes(source: Path) -> int:
 
     graph = onnx.load(source, load_external_data=False).graph
     return sum(node.op_type in ("Softmax", "MultiHeadAttention") for node in graph.node)
+
+
+def _updated_in_place(source: Path) -> dict[str, str]:
+    """Caches by ``TensorScatter``: the input, and the output it comes out as."""
+    import onnx
+
+    graph = onnx.load(source, load_external_data=False).graph
+    scatters = (node for node in graph.node if node.op_type == "TensorScatter")
+    return {node.input[0]: node.output[0] for node in scatters}
 
 
 def _outputs(source: Path) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ layer of the engine. A fused attention is a layer ``_gemm_mha_v2`` (``_gemv_mha_
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 FUSED = re.compile(r"_?(?:gemm|gemv)_mha_v\d+|fmha|mha_fused", re.IGNORECASE)
@@ -28,9 +29,18 @@ class EngineLayers:
     fused: tuple[str, ...]
     read: frozenset[str]
 
-    def unread(self, inputs: tuple[str, ...]) -> tuple[str, ...]:
-        """The inputs that no layer reads: an engine that ignores an input can't be right."""
-        return tuple(name for name in inputs if name not in self.read)
+    def unread(
+        self, inputs: tuple[str, ...], aliases: Mapping[str, str] | None = None
+    ) -> tuple[str, ...]:
+        """The inputs that no layer reads: an engine that ignores an input can't be right.
+
+        ``aliases``: inputs that an engine updates in place, with the output they come out as; the
+        layers know such a tensor by the output's name alone.
+        """
+        known = aliases or {}
+        return tuple(
+            name for name in inputs if name not in self.read and known.get(name) not in self.read
+        )
 
 
 def parse_layers(message: str) -> EngineLayers:

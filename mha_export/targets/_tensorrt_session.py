@@ -50,7 +50,10 @@ class TensorRtSession:
         arrays = self._bind(inputs)
         self._execute()
         self._device.synchronise()
-        return {name: self._device.download(name, array) for name, array in arrays.items()}
+        return {
+            name: self._device.download(self._updated_in_place(name) or name, array)
+            for name, array in arrays.items()
+        }
 
     def time(
         self, inputs: Mapping[str, np.ndarray], *, repeats: int, warmup: int
@@ -92,13 +95,19 @@ class TensorRtSession:
         for name in self._outputs:
             shape = tuple(self._context.get_tensor_shape(name))
             outputs[name] = np.empty(shape, self._dtype(name))
-            address = self._device.buffer(name, outputs[name].nbytes)
+            updated = self._updated_in_place(name)
+            address = self._device.buffer(updated or name, outputs[name].nbytes)
             self._context.set_tensor_address(name, address)
         return outputs
 
     def _execute(self) -> None:
         if not self._context.execute_async_v3(self._device.stream):
             raise RuntimeError(f"{self._artifact.module} failed to execute")
+
+    def _updated_in_place(self, output: str) -> str | None:
+        """The input whose buffer an output shares (a cache), where the engine says so."""
+        aliased = getattr(self._engine, "get_aliased_input_tensor", None)
+        return aliased(output) or None if aliased is not None else None
 
     def _dtype(self, name: str) -> Any:
         kind = self._engine.get_tensor_dtype(name).name

@@ -103,6 +103,7 @@ def _rows(table: dict, target: str) -> dict[tuple[str, str], str]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [name for name, _ in EXPECTED])
 def test_the_probes_find_what_is_known(target, needs_target) -> None:
     needs_target(target)
@@ -110,6 +111,7 @@ def test_the_probes_find_what_is_known(target, needs_target) -> None:
     assert _found(target, set(rows), DType.FP32) == rows
 
 
+@pytest.mark.slow
 def test_an_ahead_of_time_build_shows_what_the_engine_ignores(needs_target) -> None:
     needs_target("tensorrt-rtx", to_run=False)
     rows = _rows(BUILT, "tensorrt-rtx")

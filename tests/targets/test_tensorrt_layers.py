@@ -31,6 +31,8 @@ def test_a_report_is_read() -> None:
     assert layers.names == ("__myl_Resh_myl0_1", "_gemm_mha_v2_myl0_2")
     assert layers.fused == ("_gemm_mha_v2_myl0_2",)
     assert layers.unread(("q", "k", "v", "lengths")) == ("lengths",)
+    assert layers.unread(("past",), {"past": "__r"}) == (), "read under its output's name"
+    assert layers.unread(("past",), {"past": "elsewhere"}) == ("past",)
     assert parse_layers("").names == ()
 
 
