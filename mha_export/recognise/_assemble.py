@@ -20,6 +20,7 @@ from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._shape_readers import detach_shapes
 from mha_export.recognise._site import Reason, Site
+from mha_export.recognise._weighting import with_weightings
 from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType
 
 _DTYPES = {
@@ -40,14 +41,6 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
             value=draft.anchor.probabilities.name,
             nodes=(draft.anchor.node.name or draft.anchor.node.op_type,),
         )
-    if draft.scores.weightings:
-        weighting = draft.scores.weightings[0]
-        return Reason(
-            code="learned-scale",
-            message=f"the scores are multiplied by {weighting.value.name!r}, not by one number",
-            value=weighting.value.name,
-            nodes=(weighting.node.name or weighting.node.op_type,),
-        )
     zeroing = _zeroing(draft)
     if zeroing is not None:
         return zeroing
@@ -55,6 +48,11 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     full = fitting.completed()
     if isinstance(full, Reason):
         return full
+    if full.scores.weightings:
+        weighted = with_weightings(fitting)
+        if isinstance(weighted, Reason):
+            return weighted
+        full = weighted
     mask = bound_mask(fitting, full.scores.terms)
     if isinstance(mask, Reason):
         return mask
@@ -240,6 +238,7 @@ def _spec(
         qk_norm=common.norm,
         cache=cache,
         cross=False,
+        combine="mean" if draft.mean else "concat",
         io_dtype=io_dtype,
         softmax_dtype=softmax,
         batch=batch,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from mha_export.operands import Heads, Layout
 from mha_export.recognise._axes import Axis, View, composed, identity
+from mha_export.recognise._bind import Pattern
 from mha_export.recognise._movement import moved_inputs
 from mha_export.recognise._scene import Scene
 
@@ -32,11 +34,10 @@ def landings(output: ir.Value, scene: Scene) -> list[Landing]:
     base, onto = output, identity(output, dims)
     while True:
         last = found[-1]
-        following = _only_use(last.value)
-        if following is None:
+        value = _only_use(last.value)
+        if value is None:
             return found
-        value, cast = following
-        if cast:
+        if _is_cast(value):
             kind = scene.dtype(value)
             if kind is None or not kind.is_floating_point():
                 return found
@@ -52,21 +53,48 @@ def landings(output: ir.Value, scene: Scene) -> list[Landing]:
         found.append(Landing(value=value, view=seen, cast=last.cast))
 
 
-def _only_use(value: ir.Value) -> tuple[ir.Value, bool] | None:
-    """What the value becomes when one node rearranges or casts it; (value, is a cast)."""
+def _is_cast(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Cast"
+
+
+def readers_of(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read the value's content (not only its shape)."""
+    users = dict.fromkeys(node for node, _ in value.uses())
+    return [node for node in users if node.op_type not in _SHAPE_ONLY]
+
+
+def _only_use(value: ir.Value) -> ir.Value | None:
+    """What the value becomes when one node rearranges or casts it, or pieces are joined again."""
     if value.is_graph_output():
         return None
-    users = [node for node, _ in value.uses() if node.op_type not in _SHAPE_ONLY]
+    users = readers_of(value)
+    if len(users) > 1:
+        return _rejoined(users)
     if len(users) != 1:
         return None
     node = users[0]
     output = node.outputs[0]
-    if node.op_type == "Cast":
-        return output, True
-    if len(node.outputs) > 1 and node.op_type != "Dropout":
-        return None
-    if moved_inputs(output) == (value,):
-        return output, False
+    if node.op_type == "Cast" or moved_inputs(output) == (value,):
+        if len(node.outputs) > 1 and node.op_type != "Dropout":
+            return _rejoined(users)
+        return output
+    return None
+
+
+def _rejoined(users: list[ir.Node]) -> ir.Value | None:
+    """The Concat that all pieces cut by ``users`` go into (heads taken one by one, then stacked)."""
+    pieces = [value for node in users for value in node.outputs]
+    for _ in range(3):
+        following: dict[ir.Node, None] = {}
+        for value in pieces:
+            if value.is_graph_output() or not moved_inputs(value):
+                return None
+            following.update(dict.fromkeys(readers_of(value)))
+        nodes = list(following)
+        if len(nodes) == 1:
+            return nodes[0].outputs[0] if nodes[0].op_type == "Concat" else None
+        pieces = [value for node in nodes for value in node.outputs]
     return None
 
 
@@ -103,3 +131,25 @@ def graph_outputs(value: ir.Value, scene: Scene) -> Iterator[tuple[ir.Value, Vie
             yield current, view
         for node, _ in current.uses():
             pending.extend(out for out in node.outputs if moved_inputs(out) == (current,))
+
+
+def averaged(landing: Landing, pattern: Pattern, scene: Scene) -> Heads | None:
+    """The mean over exactly the heads, when that is all that is read of the context."""
+    users = readers_of(landing.value)
+    if len(users) != 1 or users[0].op_type != "ReduceMean" or landing.value.is_graph_output():
+        return None
+    layout = pattern.layout(landing.view)
+    if layout not in (Layout.BHSD, Layout.BSHD):
+        return None
+    node = users[0]
+    axes = scene.views.facts(node).steering(1, "axes")
+    heads = 1 if layout is Layout.BHSD else 2
+    if axes is None or [axis % 4 for axis in axes] != [heads]:
+        return None
+    kept = bool(node.attributes.get_int("keepdims", 1))
+    return Heads(
+        value=node.outputs[0],
+        layout=layout if kept else Layout.BSM,
+        heads=1,
+        dim=pattern.width,
+    )

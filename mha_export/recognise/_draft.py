@@ -14,6 +14,7 @@ from mha_export.recognise._agree import agree
 from mha_export.recognise._bind import Pattern, bound
 from mha_export.recognise._downstream import (
     Landing,
+    averaged,
     graph_outputs,
     landings,
     merged_with_channels,
@@ -63,6 +64,7 @@ class Draft:
     key: Tensor
     value: Tensor
     output: Heads | None
+    mean: bool
     stages: Mapping[str, Sequence[Stage]]
     landings: Sequence[Landing]
 
@@ -166,6 +168,7 @@ class _Drafting:
         roles = self._roles()
         if isinstance(roles, Reason):
             return roles
+        output, mean = self._output(roles)
         best: Draft | None = None
         for shared in dict.fromkeys((roles.shared, 0)):
             heads = roles.heads[: len(roles.heads) - shared]
@@ -181,7 +184,8 @@ class _Drafting:
                 query=query,
                 key=key,
                 value=value,
-                output=self._output(roles),
+                output=output,
+                mean=mean,
                 stages=self.stages,
                 landings=self.landings,
             )
@@ -207,13 +211,17 @@ class _Drafting:
             value=self.scores.product.out.name,
         )
 
-    def _output(self, roles: Roles) -> Heads | None:
+    def _output(self, roles: Roles) -> tuple[Heads | None, bool]:
+        """The merged context, or the mean over heads."""
         pattern = self._pattern(self.weighted.output, roles, roles.heads, roles.queries, 1)
         if pattern is None:
-            return None
+            return None, False
         casts = any(stage.cast for stage in self.stages["query"])
-        places: list[Landing] = [p for p in self.landings if casts or not p.cast]
-        return bound(pattern, [(place.value, place.view) for place in reversed(places)])
+        places = [place for place in self.landings if casts or not place.cast]
+        mean = averaged(places[-1], pattern, self.scene) if places else None
+        if mean is not None:
+            return mean, True
+        return bound(pattern, [(place.value, place.view) for place in reversed(places)]), False
 
     def _pattern(
         self,
@@ -250,6 +258,8 @@ class _Drafting:
         length = roles.queries if name == "query" else None
         found: list[Tensor] = []
         for stage in reversed(self.stages[name]):
+            if stage.norm is not None and self.scores.weightings:
+                continue  # a weighting goes onto the query, which a norm above it would undo
             pattern = self._pattern(stage.view, roles, heads, length, self._own(name))
             held = None if pattern is None else bound(pattern, stage.places(self.scene))
             if held is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -38,10 +40,14 @@ class Fitting:
     def draft(self) -> Draft:
         return self.drafts[0]
 
-    def deriver(self, before: ir.Node) -> Deriver:
-        """Derives before another node than the softmax."""
-        self.derive = Deriver(self.scenes, before)
-        return self.derive
+    @contextlib.contextmanager
+    def before(self, node: ir.Node) -> Iterator[Deriver]:
+        """Derive before another node than the softmax for a while."""
+        kept, self.derive = self.derive, Deriver(self.scenes, node)
+        try:
+            yield self.derive
+        finally:
+            self.derive = kept
 
     def completed(self) -> Draft | Reason:
         """The first draft with every tensor bound, or the one that can't be."""
@@ -60,14 +66,17 @@ class Fitting:
                     return _unbound(name, tensor.stage.entry)
                 tensor = found
             tensors[name] = tensor
-        full = dataclasses.replace(self.draft, **tensors)
-        self.drafts = (full, *self.drafts[1:])
+        full = self.replaced(**tensors)
         if full.output is not None:
             return full
         output = self._landed()
         if output is None:
             return _unbound("output", full.weighted.product.out)
-        full = dataclasses.replace(full, output=output)
+        return self.replaced(output=output)
+
+    def replaced(self, **changes: Any) -> Draft:
+        """The first draft with some fields changed, from now on."""
+        full = dataclasses.replace(self.draft, **changes)
         self.drafts = (full, *self.drafts[1:])
         return full
 

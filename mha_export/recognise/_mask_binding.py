@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from mha_export.recognise._lift import Stage
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
-from mha_export.recognise._scores import Term
+from mha_export.recognise._scores import Term, Weighting
 from mha_export.recognise._site import Reason
 from mha_export.recognise.masks import MaskTerm, read_mask
 from mha_export.spec import Dim, EmptyRow, MaskSpec
@@ -219,13 +219,9 @@ def _joined(values: list[ir.Value], op: str, fitting: Fitting) -> ir.Value | Non
 
 def place_term(term: Term, fitting: Fitting) -> ir.Value | None:
     """The term as a value that broadcasts to [b, h, s, t], its last axis all keys."""
-    draft, scene = fitting.draft, fitting.scenes[0]
-    value = _aligned(term, draft, scene)
-    if value is None:
-        try:
-            value = _materialised(term, fitting)
-        except SizeUnknownError:
-            return None
+    scene = fitting.scenes[0]
+    place = fitting.draft.scores.terms.index(term)
+    value = placed_value(term, lambda d: d.scores.terms[place].level_view, fitting, keys=True)
     if value is None:
         return None
     if term.kind == "additive" and term.factor != 1.0:
@@ -235,6 +231,23 @@ def place_term(term: Term, fitting: Fitting) -> ir.Value | None:
     return value
 
 
+def placed_value(
+    term: Term | Weighting, level_view: Callable[[Draft], View], fitting: Fitting, *, keys: bool
+) -> ir.Value | None:
+    """What meets the scores, as a value that broadcasts to [b, h, s, t].
+
+    Args:
+        keys: whether its last axis must be all keys, not one that broadcasts.
+    """
+    value = _aligned(term, fitting.draft, fitting.scenes[0], keys=keys)
+    if value is not None:
+        return value
+    try:
+        return _materialised(term, level_view, fitting, keys=keys)
+    except SizeUnknownError:
+        return None
+
+
 def _negated(value: ir.Value, fitting: Fitting) -> ir.Value:
     node = value.producer()
     if node is not None and node.op_type == "Not" and node.inputs[0] is not None:
@@ -242,7 +255,7 @@ def _negated(value: ir.Value, fitting: Fitting) -> ir.Value:
     return fitting.derive("Not", [value])
 
 
-def _aligned(term: Term, draft: Draft, scene: Scene) -> ir.Value | None:
+def _aligned(term: Term | Weighting, draft: Draft, scene: Scene, *, keys: bool) -> ir.Value | None:
     """A value on the term's way that already broadcasts, nearest to its source first."""
     own = scene.views.of(term.value)
     view = None if own is None else composed(term.view, own)
@@ -255,15 +268,15 @@ def _aligned(term: Term, draft: Draft, scene: Scene) -> ir.Value | None:
     fitting = [
         value
         for value, seen in stage.places(scene)
-        if seen.offset == view.offset and _broadcasts(seen.axes, wanted)
+        if seen.offset == view.offset and _broadcasts(seen.axes, wanted, keys=keys)
     ]
     full = [value for value in fitting if len(scene.dims(value) or ()) == 4]
     return full[0] if full else fitting[0] if fitting else None
 
 
-def _broadcasts(axes: tuple[Axis, ...], wanted: list[Axis]) -> bool:
+def _broadcasts(axes: tuple[Axis, ...], wanted: list[Axis], *, keys: bool) -> bool:
     """Whether axes, aligned at the end, are the roles or units along which nothing moves."""
-    if not 1 <= len(axes) <= 4 or axes[-1] != wanted[-1]:
+    if not 1 <= len(axes) <= 4 or (keys and axes[-1] != wanted[-1]):
         return False
     padded = ((),) * (4 - len(axes)) + axes
     return all(
@@ -282,17 +295,18 @@ def role_axes(view: View, draft: Draft) -> list[Axis] | None:
     return [*(along(role, strides) for role in (roles.batch, roles.heads, roles.queries)), keys]
 
 
-def _materialised(term: Term, fitting: Fitting) -> ir.Value | None:
+def _materialised(
+    term: Term | Weighting, level_view: Callable[[Draft], View], fitting: Fitting, *, keys: bool
+) -> ir.Value | None:
     """The term rearranged from the axes of the scores it meets to batch, heads, queries, keys.
 
     It is only spread along factors that a reshape has to cut or join, and along the keys.
     """
     draft, scene = fitting.draft, fitting.scenes[0]
-    place = draft.scores.terms.index(term)
     level, own = scene.dims(term.level), scene.dims(term.value)
     if level is None or own is None:
         return None
-    parts = fitting.parts(lambda d: d.scores.terms[place].level_view, "bst", draft.roles.heads, 0)
+    parts = fitting.parts(level_view, "bst", draft.roles.heads, 0)
     axes = None if parts is None else partitioned(identity(term.level, level).axes, parts)
     if parts is None or axes is None:
         return None
@@ -302,7 +316,7 @@ def _materialised(term: Term, fitting: Fitting) -> ir.Value | None:
     needed = {
         role
         for role in "bhst"
-        if role == "t"
+        if (role == "t" and keys)
         or len({id(part) in here for part in parts if part.role == role and part.size > 1}) == 2
     }
     spread = [

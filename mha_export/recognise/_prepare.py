@@ -5,16 +5,23 @@ from __future__ import annotations
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from mha_export.recognise.fused import readers
+
 
 def prepared(model: ir.Model) -> ir.Model:
     """A copy to read and to derive values in; tensors are shared with the original, not loaded."""
     copy = model.clone()
     if copy.functions:
-        result = passes.InlinePass()(copy)
+        result = passes.InlinePass(criteria=_is_no_fused_op)(copy)
         copy = result.model
     passes.RemoveUnusedNodesPass()(copy)
     _name_nodes(copy)
     return copy
+
+
+def _is_no_fused_op(function: ir.Function) -> bool:
+    """A function that stands in for a fused op (a portable body) is read as that op."""
+    return (function.domain, function.name) not in readers()
 
 
 def _name_nodes(model: ir.Model) -> None:

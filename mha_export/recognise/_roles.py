@@ -169,8 +169,6 @@ def roles_of(
     own = [i for i in rest if not atoms[i].strides["key"] and not atoms[i].strides["value"]]
     lead = [i for i in own if atoms[i].axis == 0 and len(space) > 2]
     queries = set(own) - set(lead) if len(own) > len(lead) else set(own)
-    if not queries:
-        queries = set()
     batch = [atoms[i] for i in rest if i not in queries]
     ordered = _ordered([atoms[i] for i in sorted(heads)], "query")
     return Roles(
@@ -191,8 +189,13 @@ def _is_merged(atom: Atom, merged: Axis) -> bool:
 
 
 def _inside(index: int, heads: set[int], atoms: list[Atom]) -> bool:
-    """Whether a head atom stands further out on the same axis."""
-    return any(other < index and atoms[other].axis == atoms[index].axis for other in heads)
+    """Whether a key/value head stands further out on the same axis: this is a head of its group."""
+    return any(
+        other < index
+        and atoms[other].axis == atoms[index].axis
+        and (atoms[other].strides["key"] or atoms[other].strides["value"])
+        for other in heads
+    )
 
 
 def _ordered(atoms: list[Atom], name: str) -> list[Atom]:

@@ -49,10 +49,16 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weighting:
-    """A factor on the scores that is not one number: a learned scale per head, a temperature."""
+    """A factor on the scores that is not one number: a learned scale per head, a temperature.
+
+    It does not vary over the keys, so it can stand on the queries as well. ``level`` and
+    ``level_view`` are those of a :class:`Term`.
+    """
 
     value: ir.Value
     view: View
+    level: ir.Value
+    level_view: View
     inverse: bool
     node: ir.Node
 
@@ -398,7 +404,14 @@ def _weighted(
             continue
         if any(stride for _, stride in view.axes[state.axis]):
             continue
-        made = Weighting(value=other, view=view, inverse=node.op_type == "Div", node=node)
+        made = Weighting(
+            value=other,
+            view=view,
+            level=inner,
+            level_view=outer,
+            inverse=node.op_type == "Div",
+            node=node,
+        )
         return state.at(inner, outer, node, weightings=(*state.weightings, made))
     return _refused(
         state,

@@ -55,26 +55,22 @@ def _parts(
 def _detach(
     node: ir.Node, value: ir.Value, parts: Callable[[], list[Part] | None], fitting: Fitting
 ) -> bool:
-    scene = fitting.scenes[0]
-    dims = scene.dims(value)
-    try:
+    dims = fitting.scenes[0].dims(value)
+    with fitting.before(node) as derive:
         known = parts()
-    except KeyError:
-        return False
-    if dims is None or known is None:
-        return False
-    axes = partitioned(identity(value, dims).axes, known)
-    if axes is None:
-        return False
-    start = node.attributes.get_int("start", 0)
-    end = node.attributes.get_int("end", len(dims))
-    derive = fitting.deriver(node)
-    try:
-        shape = derive.exact_shape(axes[start:end])
-    except SizeUnknownError:
-        return False
-    if isinstance(shape, np.ndarray):
-        shape = derive("Identity", [shape])
+        axes = None
+        if dims is not None and known is not None:
+            axes = partitioned(identity(value, dims).axes, known)
+        if dims is None or axes is None:
+            return False
+        start = node.attributes.get_int("start", 0)
+        end = node.attributes.get_int("end", len(dims))
+        try:
+            shape = derive.exact_shape(axes[start:end])
+        except SizeUnknownError:
+            return False
+        if isinstance(shape, np.ndarray):
+            shape = derive("Identity", [shape])
     node.outputs[0].replace_all_uses_with(shape)
     graph = node.graph
     assert graph is not None
