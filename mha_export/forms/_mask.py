@@ -26,7 +26,7 @@ from mha_export.forms._layout import (
 )
 from mha_export.forms._positions import Offset, offset_of
 from mha_export.forms._scope import Scope
-from mha_export.operands import Operands
+from mha_export.operands import Operands, ScoreMask
 from mha_export.spec import AttentionSpec, Dim, MaskSpec
 
 _INT64 = ir.DataType.INT64
@@ -92,6 +92,11 @@ class Mask:
     def bound(self) -> bool:
         """Whether the source graph's own mask stands for the hiding parts."""
         return self._operands.score_mask is not None
+
+    @property
+    def source(self) -> ScoreMask | None:
+        """The source graph's own mask, where it stands for the hiding parts."""
+        return self._operands.score_mask
 
     def allowed(self, parts: frozenset[str]) -> ir.Value | None:
         """True where every one of ``parts`` lets a pair take part; None without parts."""

@@ -1,0 +1,208 @@
+"""``tiled``: the queries cut into tiles, each of which reads only the keys it can see.
+
+    tile a .. e:  S = Q[a:e] K[lo:hi]ᵀ, masked only where some query of the tile may not look
+                  O[a:e] = Softmax(S) V[lo:hi]
+
+About half the work of a causal prefill is never done, and a window's tile reads the window alone;
+the largest tensor of scores shrinks with the number of tiles. Plain ops of opset 13, so that every
+runtime takes it; key/value heads are broadcast over a group axis, never repeated. Lengths may be
+numbers or symbols: cuts are then computed in the graph. See docs/forms/tiled.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mha_export.forms._counts import Counts, Span, same
+from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
+from mha_export.forms._grouping import Groups
+from mha_export.forms._hiding import Hiding
+from mha_export.forms._layout import Sizes, as_layout
+from mha_export.forms._mask import Mask, added_parts, hiding_parts
+from mha_export.forms._prepare import Prepared, finished, prepare
+from mha_export.forms._products import Piece, Products, scaled_query
+from mha_export.forms._scope import Scope
+from mha_export.forms._support import common_refusal, first_refusal
+from mha_export.forms._tile_mask import POSITION_PARTS, TileMask
+from mha_export.forms._tiles import MOST_TILES, Cuts, Tile, default_tiles
+from mha_export.operands import Heads, Layout, Operands
+from mha_export.spec import AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledForm:
+    name: str = "tiled"
+    min_opset: int = 13
+    summary: str = "query tiles that read only the keys they see, in plain ops: long prefill"
+
+    def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
+        refusal = first_refusal(
+            common_refusal(self, spec, params), _option_refusal(params), _refusal(spec)
+        )
+        if refusal is not None:
+            return refusal
+        means: dict[str, str] = {}
+        if not isinstance(spec.mask.fill, str) and hiding_parts(spec) & POSITION_PARTS:
+            means["fill"] = "every tile reads every key: a score can outbid a finite fill"
+        return Supported(by_other_means=means)
+
+    def emit(
+        self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
+    ) -> Emitted:
+        operands = _with_own_mask(spec, operands)
+        sizes = Sizes(scope, spec, operands)
+        ready = prepare(scope, spec, operands, sizes, ops=False)
+        output = _Tiles(scope, spec, params, operands, sizes).emit(ready)
+        heads = Heads(value=output, layout=Layout.BHSD, heads=spec.q_heads, dim=spec.value_dim)
+        return Emitted(
+            output=finished(scope, spec, heads),
+            present_key=ready.present_key,
+            present_value=ready.present_value,
+        )
+
+
+def _option_refusal(params: FormParams) -> Unsupported | None:
+    tiles = params.options.get("tiles", 1)
+    if type(tiles) is not int or not 1 <= tiles <= MOST_TILES:
+        return Unsupported(feature="tiles", needs=f"a whole number of 1 to {MOST_TILES} tiles")
+    if params.options.get("mask", "diagonal") not in ("diagonal", "tile"):
+        return Unsupported(feature="mask", needs="'diagonal' or 'tile'")
+    return None
+
+
+def _refusal(spec: AttentionSpec) -> Unsupported | None:
+    if spec.qk_output is not None:
+        return Unsupported(
+            feature="qk_output", needs="form primitive or onnx: the scores of a tile are a part"
+        )
+    return None
+
+
+def _with_own_mask(spec: AttentionSpec, operands: Operands) -> Operands:
+    """Without the source graph's mask where positions alone say what it says."""
+    if hiding_parts(spec) <= POSITION_PARTS and not spec.mask.prefix:
+        return dataclasses.replace(operands, score_mask=None)
+    return operands
+
+
+class _Tiles:
+    """Emits the tiles of one attention and joins them."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        spec: AttentionSpec,
+        params: FormParams,
+        operands: Operands,
+        sizes: Sizes,
+    ) -> None:
+        self._scope = scope
+        self._spec = spec
+        self._params = params
+        self._operands = operands
+        self._sizes = sizes
+        self._counts = counts = Counts(scope)
+        self._cuts = Cuts(scope, spec, operands, sizes, counts)
+        self._parts = hiding_parts(spec)
+        self._whole_mask = Mask(scope, spec, operands, sizes)
+        self._hiding = Hiding(spec=spec, operands=operands, cuts=True)
+        self._groups = Groups(scope=scope, spec=spec, counts=counts, rows=False)
+        self._products = Products(
+            scope=scope,
+            spec=spec,
+            operands=operands,
+            sizes=sizes,
+            counts=counts,
+            groups=self._groups,
+            hiding=self._hiding,
+        )
+
+    def emit(self, ready: Prepared) -> ir.Value:
+        """[b, h, s, e]."""
+        scope, spec = self._scope, self._spec
+        query = as_layout(scope, scaled_query(scope, spec, ready.query), Layout.BHSD)
+        value = as_layout(scope, ready.value, Layout.BHSD)
+        keys = self._groups.keys(as_layout(scope, ready.key, Layout.BHSD).value)
+        values = self._groups.keys(value.value)
+        stated = self._hiding.stated_row(scope, value) if self._hiding.fixes_rows else None
+        split = self._params.options.get("mask", "diagonal") == "diagonal"
+        wanted = self._params.options.get("tiles", default_tiles(spec))
+        assert isinstance(wanted, int)
+        outputs = [
+            self._tile(tile, query.value, keys, values, stated)
+            for tile in self._cuts.tiles(wanted, split=split)
+        ]
+        if len(outputs) == 1:
+            return outputs[0]
+        joined = scope.op("Concat", outputs, {"axis": 2}, dtype=outputs[0].dtype)
+        if self._cuts.repeats:
+            joined = self._counts.rows(joined, Span(start=0, end=self._cuts.q), 2)
+        return joined
+
+    def _tile(
+        self,
+        tile: Tile,
+        query: ir.Value,
+        keys: ir.Value,
+        values: ir.Value,
+        stated: ir.Value | None,
+    ) -> ir.Value:
+        counts, kv, axis = self._counts, self._cuts.kv, self._groups.key_axis
+        rows = counts.sub(tile.rows.end, tile.rows.start)
+        pieces = [
+            Piece(
+                keys=counts.rows(keys, span, axis, of=kv),
+                count=counts.sub(span.end, span.start),
+                mask=self._mask(tile, span) if masked else None,
+            )
+            for span, masked in _pieces(tile)
+        ]
+        output = self._products.context(
+            counts.rows(query, tile.rows, 2, of=self._cuts.q),
+            rows,
+            pieces,
+            counts.rows(values, tile.keys, axis, of=kv),
+            self._parts,
+            by_head=self._mask_has_heads(),
+        )
+        if stated is None:
+            return output
+        has_key = self._mask(tile, tile.keys).row_has_key()
+        return self._scope.op("Where", [has_key, output, stated], dtype=output.dtype)
+
+    def _mask(self, tile: Tile, keys: Span) -> TileMask:
+        shared = self._cuts.offset_is_shared
+        return TileMask(
+            self._scope,
+            self._spec,
+            self._operands,
+            self._sizes,
+            whole=self._whole_mask,
+            counts=self._counts,
+            rows=tile.rows,
+            keys=keys,
+            offset=self._cuts.offset if shared else None,
+        )
+
+    def _mask_has_heads(self) -> bool:
+        """Whether a tile's mask may have a batch or head axis: then it is added as [b, h, s, t]."""
+        positions = self._parts <= POSITION_PARTS and self._cuts.offset_is_shared
+        added = added_parts(self._spec.mask)
+        return bool(added) or not positions or self._spec.mask.prefix
+
+
+def _pieces(tile: Tile) -> list[tuple[Span, bool]]:
+    """The tile's keys in order, each range with whether it needs a mask; none provably empty."""
+    free = tile.free
+    if free is None:
+        return [(tile.keys, True)]
+    before = Span(start=tile.keys.start, end=free.start)
+    after = Span(start=free.end, end=tile.keys.end)
+    ranges = [(before, True), (free, False), (after, True)]
+    return [(span, masked) for span, masked in ranges if not same(span.start, span.end)]
+
+
+FORM = TiledForm()
