@@ -10,7 +10,8 @@ implementations *of the same precision* achieve on the same inputs::
 implementations legitimately do: the scale applied to the scores, to the queries, or split over
 both; the order of accumulation; probabilities normalised before or after the product with the
 values; softmax in the I/O dtype or in fp32. ``floor`` is a first-order forward error bound with
-one rounding per intermediate; it keeps a lucky ensemble from condemning an unlucky implementation.
+one rounding per intermediate and ``sqrt(n)`` for a sum of n; it keeps a lucky ensemble from
+condemning an unlucky implementation.
 
 The same primitive serves the proof of a rewrite and the parity of a target.
 """

@@ -85,38 +85,57 @@ def _floor_and_spread(
 ) -> tuple[np.ndarray, np.ndarray]:
     """First-order effect of one rounding per intermediate, and the spread of the mixed values.
 
-    A score off by ``delta_t`` moves the output by ``sum_t P_t (e^(delta_t + delta) - 1)
-    |v_t - out|`` at most, and never beyond the values of the keys that take part.
+    A score off by ``delta_t`` (score, mask, distance from the row's maximum, exponential) moves the
+    output by ``sum_t P_t (e^(delta_t + delta) - 1) |v_t - out|`` at most, and never beyond the
+    values of the keys that take part. Quotient, product with the value, the result itself and the
+    two sums over the keys err relative to ``sum_t P_t |v_t|``.
     """
     unit = unit_roundoff(dtype)
+    summing = _accumulator(dtype) * np.sqrt(problem.v_bkte.shape[2])
     group = problem.q_bhsd.shape[1] // problem.k_bktd.shape[1]
     k = np.repeat(problem.k_bktd, group, axis=1)
     v = np.repeat(problem.v_bkte, group, axis=1)
     live = probabilities > 0
     additive = np.where(live & np.isfinite(problem.additive_bhst), problem.additive_bhst, 0.0)
-    size = np.abs(additive) + _score_rounding(problem, np.swapaxes(k, -1, -2), roundings)
-    delta = np.where(live, unit * size, 0.0)
+    size = np.abs(additive) + _score_rounding(problem, np.swapaxes(k, -1, -2), roundings, dtype)
+    scores = problem.scale * np.matmul(problem.q_bhsd, np.swapaxes(k, -1, -2)) + additive
+    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf, where=live)
+    below = np.where(live, top - np.where(live, scores, 0.0), 0.0)
+    delta = np.where(live, unit * (size + below), 0.0)
     mean = np.sum(np.where(live, probabilities, 0.0) * delta, axis=-1, keepdims=True)
     shift = np.minimum(delta + mean, 30.0)
     weight = np.where(live, probabilities * (np.expm1(shift) + unit), 0.0)
     exact = np.where(np.isfinite(output), output, 0.0)
     moved = np.zeros(output.shape[:-1])
+    mixed = np.zeros(output.shape[:-1])
     spread = np.zeros(output.shape[:-1])
     for e in range(v.shape[-1]):
         v_t = np.where(live, v[..., None, :, e], 0.0)
         away = np.where(live, np.abs(v_t - exact[..., e : e + 1]), 0.0)
         moved = np.maximum(moved, np.sum(weight * away, axis=-1))
+        mixed = np.maximum(mixed, np.sum(np.where(live, probabilities, 0.0) * np.abs(v_t), axis=-1))
         spread = np.maximum(spread, np.max(away, axis=-1, initial=0.0))
-    rounded = unit * np.max(np.abs(exact), axis=-1, initial=0.0)
-    return np.minimum(moved, spread) + 2.0 * rounded, spread
+    return np.minimum(moved, spread) + (3.0 * unit + 2.0 * summing) * mixed, spread
 
 
-def _score_rounding(problem: ScoreProblem, kt: np.ndarray, roundings: int) -> np.ndarray:
-    """Size of the score's rounding in units of u: the products' in the mean square, and its own."""
+def _score_rounding(
+    problem: ScoreProblem, kt: np.ndarray, roundings: int, dtype: DType
+) -> np.ndarray:
+    """Size of the score's error in units of u.
+
+    The roundings of the products in the mean square, of the sum of d of them (``sqrt(d)`` roundings
+    of the accumulator: Higham and Mary 2019), and of the score itself.
+    """
     products = np.sqrt(np.matmul(np.square(problem.q_bhsd), np.square(kt)))
     score = np.abs(np.matmul(problem.q_bhsd, kt))
-    size: np.ndarray = abs(problem.scale) * (roundings * products + score)
+    summing = _accumulator(dtype) / unit_roundoff(dtype) * np.sqrt(kt.shape[-2])
+    size: np.ndarray = abs(problem.scale) * (roundings * products + (1.0 + summing) * score)
     return size
+
+
+def _accumulator(dtype: DType) -> float:
+    """Unit roundoff of the type sums are kept in: fp32, or fp64 for fp64."""
+    return min(unit_roundoff(dtype), unit_roundoff(DType.FP32))
 
 
 def score_problem(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult) -> ScoreProblem:
@@ -203,7 +222,7 @@ def score_bounds(
             )
             error = np.abs(plain.astype(np.float64) - exact.scores(QkOutput.RAW))
             worst = np.maximum(worst, np.where(np.isfinite(error), error, 0.0))
-    size = _score_rounding(problem, k, _roundings(spec))
+    size = _score_rounding(problem, k, _roundings(spec), spec.io_dtype)
     finite = np.where(np.isfinite(scores), np.abs(scores), 0.0)
     floor = unit_roundoff(spec.io_dtype) * (size + 2.0 * finite)
     return ErrorBounds(

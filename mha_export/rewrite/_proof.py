@@ -25,7 +25,7 @@ from mha_export.bounds import (
     numpy_dtype,
     score_bounds,
 )
-from mha_export.cases import Case, cases
+from mha_export.cases import Battery, Case, cases
 from mha_export.errors import MhaExportError
 from mha_export.evaluator import Evaluator
 from mha_export.oracle import OracleResult, attention
@@ -219,14 +219,16 @@ class Prover:
                 shape_only=shown.shape_only,
                 cuts=shown.cuts,
             )
-            for case in self._cases(shown.site, sized, first=index == 0):
+            for case in self._cases(shown.site, sized, index):
                 trial.add(case, feeder.feeds(case), index)
                 if trial.is_decided:
                     return trial.verdict()
         return trial.verdict()
 
-    def _cases(self, site: Site, sized: SizedSite, *, first: bool) -> Iterator[Case]:
-        battery = self._settings.battery if first else "ordinary"
+    def _cases(self, site: Site, sized: SizedSite, index: int) -> Iterator[Case]:
+        """The whole battery at the first lengths, less at the others: lengths are the test there."""
+        tiers: tuple[Battery, ...] = (self._settings.battery, "ordinary", "quick")
+        battery = tiers[min(index, 2)]
         return cases(
             _spec_at(site, sized), seed=self._settings.seed, dims=sized.dims, battery=battery
         )

@@ -79,9 +79,13 @@ class _Caster:
         self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
     def run(self) -> None:
-        self._mark(self._model.graph)
-        self._convert(self._model.graph)
-        for value in (*self._model.graph.inputs, *self._model.graph.outputs):
+        graph = self._model.graph
+        self._mark(graph)
+        for value in graph.inputs:
+            if value.dtype in _FLOATS:
+                value.type = ir.TensorType(self._to)
+        self._convert(graph)
+        for value in graph.outputs:
             if value.dtype in _FLOATS:
                 value.type = ir.TensorType(self._to)
 
@@ -148,13 +152,10 @@ class _Caster:
             wanted = self._to if narrow else ir.DataType.FLOAT
             node.replace_input_with(index, self._as(value, wanted, node))
         self._convert_attributes(node)
-        keeps_wide = wide or (allowed is not None and not self._gives(allowed))
-        if not keeps_wide:
-            self._convert_outputs(node)
-            return
-        for output in node.outputs:
-            if _is_float(output):
-                output.type = ir.TensorType(ir.DataType.FLOAT)
+        for index, output in enumerate(node.outputs):
+            if _is_float(output) or (output.dtype is None and node.domain != ""):
+                narrow = not wide and (allowed is None or self._gives(allowed, index))
+                output.type = ir.TensorType(self._to if narrow else ir.DataType.FLOAT)
 
     def _convert_outputs(self, node: ir.Node) -> None:
         for output in node.outputs:
@@ -273,10 +274,9 @@ class _Caster:
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
         return _NAMES[self._to] in formal.types
 
-    def _gives(self, schema: onnx.defs.OpSchema) -> bool:
-        return _NAMES[self._to] in schema.outputs[0].types or not any(
-            name in schema.outputs[0].types for name in _NAMES.values()
-        )
+    def _gives(self, schema: onnx.defs.OpSchema, index: int) -> bool:
+        formal = schema.outputs[min(index, len(schema.outputs) - 1)]
+        return _NAMES[self._to] in formal.types
 
 
 def _is_float(value: ir.Value) -> bool:
