@@ -226,7 +226,7 @@ class Prover:
         return trial.verdict()
 
     def _cases(self, site: Site, sized: SizedSite, index: int) -> Iterator[Case]:
-        """The whole battery at the first lengths, less at the others: lengths are the test there."""
+        """The whole battery at the first lengths; less at the others, which test lengths."""
         tiers: tuple[Battery, ...] = (self._settings.battery, "ordinary", "quick")
         battery = tiers[min(index, 2)]
         return cases(
