@@ -31,7 +31,8 @@ CapabilityState = Literal[
     "not-probed",
 ]
 USABLE: frozenset[str] = frozenset({"ok", "imprecise"})
-PRIMITIVE = "primitive"
+PLAIN_FORMS = frozenset({"primitive", "tiled", "grouped"})
+"""Forms of ordinary operators only, which every runtime has: knowing nothing is no refusal."""
 NUMBER_FORMATS = frozenset({"f32", "f16", "bf16"})
 REVISION = 1
 """Of the probes themselves: a cached matrix of another revision is probed again."""
@@ -98,10 +99,11 @@ class Capabilities:
         """Why ``form`` must not be emitted for ``spec`` on this target; None where it may.
 
         Every feature of the spec that the form can state by itself was probed, so one bad cell
-        refuses; a form of which nothing usable is known is refused too. ``primitive`` is never
-        refused, and neither is anything where nothing at all is known of the target.
+        refuses; a form with operators of its own of which nothing is known is refused too.
+        ``primitive`` is never refused, and neither is anything where nothing at all is known of
+        the target.
         """
-        if form == PRIMITIVE or not self.rows:
+        if form == "primitive" or not self.rows:
             return None
         dtype, index = spec.io_dtype.value, self._index()
         found = {
@@ -113,7 +115,7 @@ class Capabilities:
             if row.state not in USABLE:
                 words = f": {row.message.splitlines()[0]}" if row.message else ""
                 return f"{self.target} {self.version}: {feature} in {dtype} is {row.state}{words}"
-        if not found:
+        if not found and form not in PLAIN_FORMS:
             return f"{self.target} {self.version}: {form} in {dtype} was not probed"
         return None
 

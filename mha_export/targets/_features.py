@@ -81,6 +81,13 @@ FEATURES: Mapping[str, AttentionSpec] = {
 QUICK = ("plain", "gqa", "scale", "causal", "causal_past", "padding", "bias", "softcap")
 """What ``doctor --quick`` probes."""
 
+SECOND_DTYPE = (
+    *QUICK,
+    *("mqa", "v_head_dim", "past", "static_cache", "keep", "left_window", "alibi"),
+    *("causal_gqa", "causal_padding", "rotary_half", "rotary_past", "qk_output"),
+)
+"""What is probed in every dtype after the first: where element types were seen to matter."""
+
 
 def features_of(spec: AttentionSpec) -> tuple[str, ...]:
     """The names of :data:`FEATURES` that a spec asks for; ``plain`` is always among them."""

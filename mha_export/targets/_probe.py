@@ -20,6 +20,7 @@ from mha_export.targets._capabilities import (
     read_cached,
     write_cached,
 )
+from mha_export.targets._features import FEATURES, QUICK, SECOND_DTYPE
 from mha_export.targets._files import model_bytes
 from mha_export.targets._operator_probes import operator_probes
 from mha_export.targets._probe_cases import Probe, Run, form_probes
@@ -121,10 +122,12 @@ def _probes(
 ) -> Iterator[Probe]:
     computed_in = COMPUTED_IN.get(precision or "")
     for dtype in dtypes:
+        first = dtype is dtypes[0]
+        features = QUICK if quick else tuple(FEATURES) if first else SECOND_DTYPE
         yield from form_probes(
-            dtype, max_opset=target.max_opset, computed_in=computed_in, quick=quick
+            dtype, max_opset=target.max_opset, computed_in=computed_in, features=features
         )
-        if not quick and dtype is dtypes[0]:
+        if first and not quick:
             yield from operator_probes(dtype, max_opset=target.max_opset, computed_in=computed_in)
 
 

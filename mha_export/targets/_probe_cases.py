@@ -8,7 +8,7 @@ the attributes that a runtime ignores in silence.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -21,7 +21,7 @@ from mha_export.cases import Case, cases
 from mha_export.forms import FormParams, all_forms, build_model, form_named
 from mha_export.oracle import OracleInputs, OracleResult, RotaryInputs, attention
 from mha_export.spec import AttentionSpec, DType, RotaryStyle
-from mha_export.targets._features import FEATURES, QUICK
+from mha_export.targets._features import FEATURES
 
 Arrays = dict[str, np.ndarray]
 
@@ -125,7 +125,7 @@ def form_probes(
     *,
     max_opset: int,
     computed_in: DType | None = None,
-    quick: bool = False,
+    features: Collection[str] = FEATURES.keys(),
     forms: Sequence[str] | None = None,
 ) -> Iterator[Probe]:
     """Every (form, feature) that the form can state in ``dtype`` at an opset the target reads."""
@@ -138,7 +138,7 @@ def form_probes(
             continue
         for feature, plain in FEATURES.items():
             spec = plain.replace(io_dtype=dtype)
-            if (quick and feature not in QUICK) or not form.supports(spec, params):
+            if feature not in features or not form.supports(spec, params):
                 continue
             yield _form_probe(name, feature, dtype, params.opset, computed_in or dtype)
 

@@ -97,6 +97,7 @@ CAUSAL = AttentionSpec(
         pytest.param("onnx", CAUSAL, "plain in fp32 is fallback", id="fallback"),
         pytest.param("ort-mha", CAUSAL, "not probed", id="form-never-probed"),
         pytest.param("primitive", CAUSAL, None, id="primitive-is-the-last-resort"),
+        pytest.param("tiled", CAUSAL, None, id="plain-operators-need-no-probe"),
         pytest.param(
             "ort-gqa", CAUSAL.replace(io_dtype=DType.FP16), "not probed", id="other-dtype"
         ),
