@@ -6,7 +6,10 @@ test, and its line goes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from mha_export.spec import AttentionSpec, QkOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,8 @@ class Defect:
     Attributes:
         runtime: ``cpu`` (ONNX Runtime) or ``reference`` (ONNX's evaluator).
         form: the form that meets it. opsets: at which it does.
-        features: names in :data:`features.FEATURES` that trigger it.
+        triggers: whether a spec meets it.
+        example: a name in :data:`features.FEATURES` that does.
         symptom: found in what the comparison says.
         reason: what the runtime does, in words.
     """
@@ -24,7 +28,8 @@ class Defect:
     runtime: str
     form: str
     opsets: tuple[int, ...]
-    features: tuple[str, ...]
+    triggers: Callable[[AttentionSpec], bool]
+    example: str
     symptom: str
     reason: str
 
@@ -34,7 +39,10 @@ DEFECTS = (
         runtime="cpu",
         form="onnx",
         opsets=(23, 24),
-        features=("scores-masked", "scores-masked-keep"),
+        triggers=lambda spec: (
+            spec.qk_output is QkOutput.MASKED and spec.mask.hides_keys and spec.mask.fill == "-inf"
+        ),
+        example="scores-masked",
         symptom="NaN or infinite on one side only",
         reason="ONNX Runtime 1.32 writes its dtype's minimum where the masked scores are -inf",
     ),
@@ -42,17 +50,18 @@ DEFECTS = (
         runtime="reference",
         form="onnx",
         opsets=(23, 24, 25),
-        features=("scores-raw",),
+        triggers=lambda spec: spec.qk_output is QkOutput.RAW and spec.softcap is not None,
+        example="scores-raw",
         symptom="times the bound",
         reason="onnx 1.23's evaluator returns capped scores for mode 0 when there is a softcap",
     ),
 )
 
 
-def known_defect(runtime: str, form: str, opset: int, feature: str) -> Defect | None:
-    """The listed defect a run must show, or None."""
+def known_defect(runtime: str, form: str, opset: int, spec: AttentionSpec) -> Defect | None:
+    """The listed defect that a spec meets there, or None."""
     for defect in DEFECTS:
         here = defect.runtime == runtime and defect.form == form and opset in defect.opsets
-        if here and feature in defect.features:
+        if here and defect.triggers(spec):
             return defect
     return None
