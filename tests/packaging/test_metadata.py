@@ -103,3 +103,13 @@ def test_entry_points_can_be_run(script: str) -> None:
 def test_the_changelog_speaks_of_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## {re.escape(mha_export.__version__)}\b", text, re.M)
+
+
+@pytest.mark.parametrize("name", mha_export.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(mha_export, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
+        _ = mha_export.nosuch
