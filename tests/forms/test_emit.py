@@ -183,7 +183,9 @@ def test_a_bound_mask_is_used_as_it_is(form: str, shape: str, kind: str) -> None
     bound.with_mask(array, kind)
     output, _, model = emitted_output(form, spec, bound)
     close(output, attention(spec, inputs).output)
-    assert "Range" not in [node.op_type for node in model.graph]
+    # tiled compares positions itself: a tile's mask is smaller than a cut of the whole one.
+    compares = form == "tiled" and shape != "b11t"
+    assert ("Range" in [node.op_type for node in model.graph]) is compares
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -196,7 +198,7 @@ def test_a_bound_mask_is_ignored_where_the_form_has_the_word(form: str) -> None:
     output, _, model = emitted_output(form, spec, bound)
     close(output, attention(spec, inputs).output)
     read = {value.name for node in model.graph for value in node.inputs if value is not None}
-    assert ("score_mask" in read) is (form in ("primitive", "portable", "trt"))
+    assert ("score_mask" in read) is (form in ("grouped", "primitive", "portable", "trt"))
 
 
 @pytest.mark.parametrize(
