@@ -17,10 +17,11 @@ import onnx_ir as ir
 
 from mha_export.bounds import numpy_dtype
 from mha_export.cases import Case
-from mha_export.operands import Heads, Layout, RotaryTables
+from mha_export.operands import Heads, RotaryTables
 from mha_export.oracle import OracleInputs, RotaryInputs
 from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context, SizedView
+from mha_export.rewrite._heads import from_bhsd, to_bhsd
 from mha_export.rewrite._sizes import SizedSite
 from mha_export.spec import AttentionSpec
 
@@ -386,24 +387,3 @@ def input_dtype(value: ir.Value, name: str | None, io_dtype: np.dtype) -> np.dty
     if name in ("key_padding", "kv_lengths", "prefix_lengths", "document_ids"):
         return np.dtype(np.int64)
     return io_dtype
-
-
-def to_bhsd(array: np.ndarray, heads: Heads) -> np.ndarray:
-    """[b, heads, length, dim] from the operand's own axis order."""
-    if heads.layout is Layout.BSM:
-        b, s, _ = array.shape
-        array = array.reshape(b, s, heads.heads, heads.dim)
-    if heads.layout is not Layout.BHSD:
-        array = array.swapaxes(1, 2)
-    return array
-
-
-def from_bhsd(array: np.ndarray, heads: Heads) -> np.ndarray:
-    """The operand's own axis order from [b, heads, length, dim]."""
-    if heads.layout is Layout.BHSD:
-        return array
-    array = array.swapaxes(1, 2)
-    if heads.layout is Layout.BSM:
-        b, s, h, d = array.shape
-        array = array.reshape(b, s, h * d)
-    return array

@@ -155,6 +155,10 @@ BUGS: dict[str, tuple[AttentionSpec, Altered]] = {
         _spec(mask={**CAUSAL, "left_window": 3}),
         Altered(name="x", respec=_mask(left_window=2)),
     ),
+    "long window dropped": (
+        _spec(mask={**CAUSAL, "left_window": 4095}),
+        Altered(name="x", respec=_mask(left_window=None)),
+    ),
     "right window off by one": (
         _spec(mask={"right_window": 2}),
         Altered(name="x", respec=_mask(right_window=3)),

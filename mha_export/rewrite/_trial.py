@@ -1,0 +1,200 @@
+"""Case after case through a site and its replacement, and what they show."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from mha_export.bounds import (
+    ErrorBounds,
+    Judgement,
+    copy_floor,
+    error_bounds,
+    judge,
+    score_bounds,
+)
+from mha_export.cases import Case
+from mha_export.errors import MhaExportError
+from mha_export.evaluator import Evaluator
+from mha_export.oracle import OracleResult, attention
+from mha_export.recognise import Site
+from mha_export.rewrite._feeds import Feeds
+from mha_export.rewrite._heads import to_bhsd
+from mha_export.rewrite._outcome import Proof, ProofCase
+
+
+class Trial:
+    """Case after case through both models, and the judgements so far."""
+
+    def __init__(
+        self, evaluator: Evaluator, site: Site, original: ir.Model, replacement: ir.Model
+    ) -> None:
+        self._evaluator = evaluator
+        self._site = site
+        self._original: ir.Model | None = original
+        self._replacement = replacement
+        self._cases: list[ProofCase] = []
+        self._failure: str | None = None
+        self._note: str | None = None
+        self._against_original = 0
+
+    @property
+    def is_decided(self) -> bool:
+        return self._failure is not None
+
+    def add(self, case: Case, feeds: Feeds, size_index: int) -> None:
+        exact = attention(feeds.spec, feeds.inputs)
+        bounds = _bounds(self._site, feeds, exact)
+        try:
+            actual = self._outputs(self._replacement, feeds)
+        except MhaExportError as error:
+            self._failure = f"the replacement does not run: {error}"
+            return
+        expected = self._original_outputs(feeds)
+        name = case.name if size_index == 0 else f"{case.name}@{size_index + 1}"
+        judgements = []
+        for role, (want, rows) in bounds.items():
+            found = judge(actual[role], want, rows.ensemble, rows.floor, coarse=rows.coarse)
+            found = _tolerating_overflow(found, actual[role], want, rows)
+            judgements.append((f"{role} against the oracle", found))
+            if expected is None:
+                continue
+            own = judge(expected[role], want, rows.ensemble, rows.floor, coarse=rows.coarse)
+            own = _tolerating_overflow(own, expected[role], want, rows)
+            if own.status == "fail":
+                self._failure = (
+                    f"case {name}: the original graph does not compute this spec: {role}: "
+                    f"{own.reason}"
+                )
+            twice = judge(
+                actual[role], expected[role], 2 * rows.ensemble, 2 * rows.floor, coarse=rows.coarse
+            )
+            twice = _tolerating_overflow(twice, actual[role], want, rows)
+            judgements.append((f"{role} against the original", twice))
+        if expected is not None:
+            self._against_original += 1
+        self.record(name, judgements)
+
+    def note(self, text: str) -> None:
+        """What to know about the proof beside its judgements."""
+        self._note = text
+
+    def record(self, name: str, judgements: Sequence[tuple[str, Judgement]]) -> None:
+        what, worst = max(judgements, key=lambda pair: _severity(pair[1]))
+        self._cases.append(
+            ProofCase(
+                name=name,
+                status=worst.status,
+                max_err=worst.factor * worst.bound if worst.bound else worst.max_abs,
+                bound=worst.bound,
+                reason=worst.reason,
+            )
+        )
+        if worst.status == "fail" and self._failure is None:
+            self._failure = f"case {name}: {what}: {worst.reason}"
+
+    def _outputs(self, model: ir.Model, feeds: Feeds) -> dict[str, np.ndarray]:
+        arrays = {value.name or "": array for value, array in feeds.arrays.items()}
+        needed = {value.name for value in model.graph.inputs}
+        found = self._evaluator.run(
+            model, {name: array for name, array in arrays.items() if name in needed}
+        )
+        return {
+            role: self._canonical(role, found[f"proof.{role}"])
+            for role in (name.removeprefix("proof.") for name in found)
+        }
+
+    def _canonical(self, role: str, array: np.ndarray) -> np.ndarray:
+        heads = getattr(self._site, role, None)
+        if role == "qk_output":
+            return array[..., None]  # every score is a row of its own
+        if role == "output" and self._site.spec.combine == "mean":
+            return array
+        assert heads is not None
+        return to_bhsd(array, heads)
+
+    def _original_outputs(self, feeds: Feeds) -> dict[str, np.ndarray] | None:
+        if self._original is None:
+            return None
+        try:
+            return self._outputs(self._original, feeds)
+        except MhaExportError as error:
+            self._note = f"the original does not run here: {error}"
+            self._original = None
+            return None
+
+    def verdict(self) -> Proof:
+        against = ("oracle", "original") if self._against_original else ("oracle",)
+        worst = max(self._cases, key=_case_severity, default=None)
+        status = "fail" if self._failure or worst is None else worst.status
+        if any(case.status == "imprecise" for case in self._cases) and status != "fail":
+            status = "imprecise"
+        reason = self._failure or self._note
+        if worst is None and reason is None:
+            reason = "the battery has no case at any length that fits"
+        return Proof(
+            engine=self._evaluator.name,
+            against=against if self._cases else (),
+            status=status,
+            cases=len(self._cases),
+            max_err=None if worst is None else worst.max_err,
+            bound=None if worst is None else worst.bound,
+            by_case=tuple(self._cases),
+            reason=reason,
+        )
+
+
+def _severity(found: Judgement) -> tuple[int, float]:
+    return ("pass", "imprecise", "fail").index(found.status), found.factor
+
+
+def _case_severity(case: ProofCase) -> tuple[int, float]:
+    share = case.max_err / case.bound if case.bound else case.max_err
+    return ("pass", "imprecise", "fail").index(case.status), share
+
+
+def _bounds(
+    site: Site, feeds: Feeds, exact: OracleResult
+) -> dict[str, tuple[np.ndarray, ErrorBounds]]:
+    """By role: the exact array, and the bounds of its rows."""
+    spec = feeds.spec
+    found = {"output": (exact.output, error_bounds(spec, feeds.inputs, exact))}
+    if site.qk_output is not None and spec.qk_output is not None:
+        scores = exact.scores(spec.qk_output)
+        rows = score_bounds(spec, feeds.inputs, exact, spec.qk_output)
+        found["qk_output"] = (scores[..., None], rows)
+    for role in ("present_key", "present_value"):
+        array = getattr(exact, role)
+        if getattr(site, role) is not None and array is not None:
+            floor = copy_floor(spec, array)
+            found[role] = (
+                array,
+                ErrorBounds(
+                    ensemble=np.zeros_like(floor),
+                    floor=floor,
+                    coarse=np.zeros_like(floor),
+                    overflow=np.zeros(floor.shape, dtype=bool),
+                ),
+            )
+    return found
+
+
+def _tolerating_overflow(
+    found: Judgement, actual: np.ndarray, want: np.ndarray, rows: ErrorBounds
+) -> Judgement:
+    """The judgement of the rows that some plain implementation of this precision can do at all."""
+    if found.status != "fail" or not np.any(rows.overflow) or actual.shape != want.shape:
+        return found
+    usable = ~np.broadcast_to(rows.overflow, want.shape[:-1])
+    if not np.any(usable):
+        return dataclasses.replace(found, status="pass", reason=None, factor=0.0, nan_mismatch=0)
+    return judge(
+        actual[usable],
+        want[usable],
+        np.broadcast_to(rows.ensemble, usable.shape)[usable],
+        np.broadcast_to(rows.floor, usable.shape)[usable],
+        coarse=np.broadcast_to(rows.coarse, usable.shape)[usable],
+    )
