@@ -84,7 +84,7 @@ def _axis(name: str, axis: int, dim: int | ir.SymbolicDim) -> Dim:
 
 def _kind(name: str, dtype: np.dtype, rank: int, limit: int | None) -> Role:
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    if any("mask" in word for word in words):
+    if any("mask" in word for word in words) or "padding" in words:
         return "mask"
     if dtype.kind == "b":
         return "bool"

@@ -17,20 +17,23 @@ def dying(
     """
     gone = set(replaced)
     stay = set(kept)
-    dead: set[ir.Node] = set()
+    # A node is found after all its readers, so the reverse of this order is that of the graph.
+    dead: dict[ir.Node, None] = {}
     pending = [node for value in gone if (node := value.producer()) is not None]
     while pending:
         node = pending.pop()
         if node in dead or not all(_unread(value, gone, stay, dead) for value in node.outputs):
             continue
-        dead.add(node)
+        dead[node] = None
         for value in node.inputs:
             if value is not None and (maker := value.producer()) is not None:
                 pending.append(maker)
-    return list(dead), dead
+    return list(reversed(dead)), set(dead)
 
 
-def _unread(value: ir.Value, gone: set[ir.Value], stay: set[ir.Value], dead: set[ir.Node]) -> bool:
+def _unread(
+    value: ir.Value, gone: set[ir.Value], stay: set[ir.Value], dead: dict[ir.Node, None]
+) -> bool:
     if value in gone:
         return True
     if value in stay or value.is_graph_output():

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mha_export.errors import InputError, TargetUnavailableError
+from mha_export.jobs import check_source, compare_models, doctor, write_report
+
+
+def test_a_model_equals_its_export(exported: Path) -> None:
+    result = compare_models(exported / "original.onnx", exported / "cpu.onnx")
+    assert result.exit_code == 0
+    assert result.document["equal"]
+
+
+def test_a_changed_scale_is_found_and_named(encoder: Path, encoder_scaled: Path) -> None:
+    result = compare_models(encoder, encoder_scaled)
+    assert result.exit_code == 1
+    first = result.document["first_difference"]
+    assert first["site"] == "layer.0.self"
+    assert first["stage"] == "scores"
+    assert "scale" in first["message"]
+
+
+def test_one_model_on_two_targets(encoder: Path) -> None:
+    result = compare_models(encoder, targets=["cpu", "reference"])
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "message"),
+    [
+        pytest.param([], InputError, "nothing to compare", id="one side"),
+        pytest.param(["cpu", "reference", "openvino"], InputError, "at most two", id="three"),
+        pytest.param(["cpu", "directml"], TargetUnavailableError, "cannot run", id="absent"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    encoder: Path, targets: list[str], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        compare_models(encoder, targets=targets)
+
+
+def test_check_leaves_one_folder_with_everything(encoder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = check_source(encoder, out=out, targets=["cpu", "portable"], options={"quick": True})
+    assert result.exit_code == 0, result.notices
+    assert result.document["verdict"].startswith("PASS")
+    for name in ("cpu.onnx", "portable.onnx", "export.json", "results.json", "report.html"):
+        assert (out / name).is_file()
+    assert "layer.0.self" in (out / "report.html").read_text()
+
+
+def test_check_stops_where_the_export_failed(encoder18: Path, tmp_path: Path) -> None:
+    options = {"quick": True, "form": "onnx", "opset": 18, "require_fused": True}
+    result = check_source(encoder18, out=tmp_path / "out", targets=["cpu"], options=options)
+    assert result.exit_code == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_two_models_make_one_report(encoder: Path, tmp_path: Path) -> None:
+    from mha_export.jobs import RunSettings, run_models
+
+    files = []
+    for name in ("one", "two"):
+        copy = tmp_path / f"{name}.onnx"
+        copy.write_bytes(encoder.read_bytes())
+        files.append(tmp_path / f"{name}.json")
+        run_models(copy, targets=["cpu"], output=files[-1], settings=RunSettings(quick=True))
+    result = write_report(files, output=tmp_path / "report.json")
+    assert result.exit_code == 0
+    rows = _results(json.loads((tmp_path / "report.json").read_text()))
+    assert {"one", "two"} <= {row["model"] for row in rows}
+
+
+def _results(node: object) -> list[dict[str, str]]:
+    if isinstance(node, dict):
+        own = node.get("results", [])
+        found = [row for row in own if isinstance(row, dict) and "model" in row]
+        return found + [row for value in node.values() for row in _results(value)]
+    if isinstance(node, list):
+        return [row for value in node for row in _results(value)]
+    return []
+
+
+def test_doctor_lists_every_target_and_says_what_is_missing(tmp_path: Path) -> None:
+    result = doctor(targets=["directml", "reference"], quick=True, output=tmp_path / "caps.json")
+    rows = {row["target"]: row for row in result.document["targets"]}
+    assert result.exit_code == 3
+    assert rows["directml"]["run"]["fix"]
+    assert rows["reference"]["run"]["status"] == "available"
+    assert rows["reference"]["capabilities"]
+    assert (tmp_path / "caps.json").is_file()

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from mha_export.errors import InputError
+from mha_export.forms import all_forms
+from mha_export.jobs import ExportSettings, SourceSettings, export_model, inspect_model
+from mha_export.report.records import read_export, validate
+
+
+def ops(path: Path) -> Counter[str]:
+    return Counter(node.op_type for node in ir.load(path).graph)
+
+
+def test_a_folder_holds_every_variant_one_weights_file_and_the_record(exported: Path) -> None:
+    names = {path.name for path in exported.iterdir()}
+    assert names == {
+        "cpu.onnx",
+        "reference.onnx",
+        "portable.onnx",
+        "original.onnx",
+        "weights.bin",
+        "export.json",
+    }
+    record = read_export(exported / "export.json")
+    assert [variant.target for variant in record.variants] == ["cpu", "reference", "portable"]
+    for variant in record.variants:
+        (outcome,) = variant.sites.values()
+        assert outcome.status == "fused"
+        assert outcome.proof is not None
+        assert outcome.proof.cases > 5
+        assert "oracle" in outcome.proof.against
+
+
+def test_export_json_is_valid_and_names_the_sites_that_inspect_names(
+    exported: Path, encoder: Path
+) -> None:
+    document = json.loads((exported / "export.json").read_text())
+    validate("export", document)
+    inspected = inspect_model(encoder).document
+    assert [s["id"] for s in document["sites"]] == [s["id"] for s in inspected["sites"]]
+
+
+@pytest.mark.parametrize(("form", "op"), [("onnx", "Attention"), ("ort-mha", "MultiHeadAttention")])
+def test_a_forced_form_is_one_node_without_transposes(
+    encoder: Path, tmp_path: Path, form: str, op: str
+) -> None:
+    if form == "ort-mha":
+        pytest.importorskip("onnxruntime", reason="the contrib op is proven on ONNX Runtime")
+    result = export_model(
+        encoder, targets=["cpu"], out=tmp_path / "out", settings=ExportSettings(form=form)
+    )
+    assert result.ok
+    found = ops(tmp_path / "out" / "cpu.onnx")
+    assert found[op] == 1
+    assert found["Softmax"] == 0
+    if form == "onnx":  # MultiHeadAttention has no grouped heads: those are repeated before it
+        assert found["Transpose"] == 0
+
+
+def test_same_source_same_bytes(encoder: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        export_model(encoder, targets=["cpu"], out=tmp_path / name)
+    for file in ("cpu.onnx", "weights.bin", "export.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_a_plan_decides_the_form(encoder: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"targets": {"cpu": {"*": {"form": "primitive"}}}}))
+    result = export_model(
+        encoder, targets=["cpu"], out=tmp_path / "out", settings=ExportSettings(plan=plan)
+    )
+    (outcome,) = result.document["variants"][0]["sites"].values()
+    assert outcome["form"] == "primitive"
+    assert ops(tmp_path / "out" / "cpu.onnx")["Softmax"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("not json", "not JSON", id="not JSON"),
+        pytest.param("[]", "not a plan", id="not an object"),
+        pytest.param('{"targets": {"cpu": 1}}', "expected an object of site ids", id="no sites"),
+        pytest.param('{"targets": {"cpu": {"*": {}}}}', "with a 'form'", id="no form"),
+        pytest.param('{"targets": {"cpu": {"*": {"form": "x"}}}}', "unknown form", id="unknown"),
+    ],
+)
+def test_a_bad_plan_is_refused(encoder: Path, tmp_path: Path, text: str, message: str) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(text)
+    with pytest.raises(InputError, match=message):
+        export_model(
+            encoder, targets=["cpu"], out=tmp_path / "out", settings=ExportSettings(plan=plan)
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_form_that_cannot_say_the_site_keeps_it_and_says_why(
+    encoder18: Path, tmp_path: Path
+) -> None:
+    result = export_model(
+        encoder18,
+        targets=["cpu"],
+        out=tmp_path / "out",
+        source_settings=SourceSettings(opset=18),
+        settings=ExportSettings(form="onnx"),
+    )
+    (outcome,) = result.document["variants"][0]["sites"].values()
+    assert outcome["status"] == "kept"
+    assert "opset" in outcome["reason"]
+    assert any("kept" in notice for notice in result.notices)
+
+
+def test_require_fused_refuses_and_writes_nothing(encoder18: Path, tmp_path: Path) -> None:
+    result = export_model(
+        encoder18,
+        targets=["cpu"],
+        out=tmp_path / "out",
+        source_settings=SourceSettings(opset=18),
+        settings=ExportSettings(form="onnx", require_fused=True),
+    )
+    assert result.exit_code == 1
+    assert not (tmp_path / "out").exists()
+
+
+@contextmanager
+def dropped_scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The ``onnx`` form forgets half of the scale."""
+    form = type(all_forms()["onnx"])
+    emit = form.emit
+
+    def wrong(self, scope, spec, params, operands):  # type: ignore[no-untyped-def]
+        return emit(self, scope, spec.replace(scale=spec.effective_scale / 2), params, operands)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(form, "emit", wrong)
+        yield
+
+
+def test_a_wrong_form_is_undone(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dropped_scale(monkeypatch):
+        result = export_model(
+            encoder, targets=["cpu"], out=tmp_path / "out", settings=ExportSettings(form="onnx")
+        )
+    (outcome,) = result.document["variants"][0]["sites"].values()
+    assert outcome["status"] == "proof_failed"
+    assert ops(tmp_path / "out" / "cpu.onnx")["Softmax"] == 1
+    assert result.ok
+
+
+def test_a_wrong_form_is_an_error_under_strict(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dropped_scale(monkeypatch):
+        result = export_model(
+            encoder,
+            targets=["cpu"],
+            out=tmp_path / "out",
+            settings=ExportSettings(form="onnx", strict=True),
+        )
+    assert result.exit_code == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("targets", "form", "message"),
+    [
+        pytest.param(["nope"], None, "unknown target", id="target"),
+        pytest.param(["cpu"], "nope", "unknown form", id="form"),
+        pytest.param(["cpu:bf16"], None, "no precision", id="precision"),
+    ],
+)
+def test_unknown_names_are_refused_before_any_work(
+    targets: list[str], form: str | None, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        export_model(
+            tmp_path / "missing.onnx",
+            targets=targets,
+            out=tmp_path / "out",
+            settings=ExportSettings(form=form),
+        )

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mha_export.errors import InputError
+from mha_export.jobs import RunSettings, run_models
+from mha_export.report.records import validate
+
+QUICK = RunSettings(quick=True)
+
+
+def test_every_variant_of_a_folder_passes_with_its_placement(
+    exported: Path, tmp_path: Path
+) -> None:
+    result = run_models(exported, output=tmp_path / "r.json", settings=QUICK)
+    document = json.loads((tmp_path / "r.json").read_text())
+    validate("results", document)
+    assert result.exit_code == 0, result.notices
+    names = {(row["target"], row["variant"]) for row in document["results"]}
+    assert names == {
+        ("cpu", "cpu"),
+        ("cpu", "portable"),
+        ("reference", "reference"),
+        ("reference", "portable"),
+    }
+    for row in document["results"]:
+        assert row["status"] == "pass", row["reason"]
+        assert row["placement"]["on_target"] == row["placement"]["float_compute_nodes"] > 0
+        assert row["latency_ms"]["p50"] > 0
+        assert len(row["parity"]["by_case"]) >= 2
+
+
+def test_a_bare_model_is_its_own_original(encoder: Path) -> None:
+    result = run_models(encoder, targets=["cpu"], settings=QUICK)
+    (row,) = result.document["results"]
+    assert row["status"] == "pass"
+    assert row["variant"] == "original"
+
+
+def test_two_sizes_are_two_results(encoder: Path) -> None:
+    settings = RunSettings.from_options(dims=["seq=4", "seq=9", "batch=2"], quick=True)
+    result = run_models(encoder, targets=["cpu"], settings=settings)
+    sizes = [row["workload"]["seq"] for row in result.document["results"]]
+    assert sizes == [4, 9]
+
+
+def test_the_ratio_to_the_unmodified_model(exported: Path) -> None:
+    settings = RunSettings(quick=True, vs="raw")
+    result = run_models(exported, targets=["cpu"], settings=settings)
+    for row in result.document["results"]:
+        assert row["vs"]["baseline"] == "raw"
+        assert row["vs"]["low"] <= row["vs"]["ratio"] <= row["vs"]["high"]
+
+
+def test_a_wrong_variant_fails_and_its_inputs_replay(
+    exported: Path, encoder_scaled: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(exported, broken)
+    shutil.copy(encoder_scaled, broken / "cpu.onnx")
+    output = tmp_path / "r.json"
+    result = run_models(broken, targets=["cpu"], output=output, settings=QUICK)
+    assert result.exit_code == 1
+    wrong = next(row for row in result.document["results"] if row["variant"] == "cpu")
+    assert wrong["status"] == "fail"
+    *_, inputs = wrong["replay"].split()
+    with np.load(inputs) as arrays:
+        assert arrays["hidden_states"].shape[1] <= 2, "the failing case was shrunk"
+    again = run_models(
+        broken, targets=["cpu"], settings=RunSettings(quick=True, inputs=Path(inputs))
+    )
+    assert again.exit_code == 1
+
+
+def test_an_absent_target_is_a_record_and_exit_3(exported: Path) -> None:
+    result = run_models(exported, targets=["directml"], settings=QUICK)
+    assert result.exit_code == 3
+    (row,) = result.document["results"]
+    assert row["status"] == "unavailable"
+    assert row["reason"]
+
+
+def test_a_target_without_a_graph_is_refused(encoder: Path, tmp_path: Path) -> None:
+    from mha_export.jobs import export_model
+
+    export_model(encoder, targets=["cpu"], out=tmp_path / "out")
+    with pytest.raises(InputError, match="no graph for target reference"):
+        run_models(tmp_path / "out", targets=["reference"], settings=QUICK)
+
+
+@pytest.mark.parametrize("missing", ["export.json", "cpu.onnx", "original.onnx"])
+def test_a_folder_with_a_missing_file_is_named(
+    exported: Path, tmp_path: Path, missing: str
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(exported, broken)
+    (broken / missing).unlink()
+    with pytest.raises(InputError, match=missing):
+        run_models(broken, settings=QUICK)
+
+
+@pytest.mark.parametrize(
+    ("dims", "shapes", "message"),
+    [
+        pytest.param(["seq"], [], "NAME=N", id="no size"),
+        pytest.param(["seq=x"], [], "is not a size", id="not a number"),
+        pytest.param(["seq=-1"], [], "is not a size", id="negative"),
+        pytest.param([], ["x=1,y"], "is not a size", id="shape"),
+    ],
+)
+def test_bad_sizes_are_refused(dims: list[str], shapes: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RunSettings.from_options(dims=dims, shapes=shapes)
+
+
+def test_an_unknown_dimension_is_refused(encoder: Path) -> None:
+    settings = RunSettings.from_options(dims=["nope=3"], quick=True)
+    with pytest.raises(InputError, match="nope"):
+        run_models(encoder, targets=["cpu"], settings=settings)
