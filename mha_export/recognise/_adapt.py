@@ -69,7 +69,7 @@ class Deriver:
             value.dtype = self.scenes[0].dtype(source)
         return value
 
-    def size(self, value: ir.Value, axis: int) -> Dim:
+    def size(self, value: ir.Value, axis: int) -> Size:
         """The size of one axis: a number where it is the same in every scene."""
         known = [scene.dims(value) for scene in self.scenes]
         if len({None if dims is None else dims[axis] for dims in known}) == 1 and known[0]:

@@ -14,11 +14,10 @@ from mha_export.recognise._axes import composed
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._lift import Stage
-from mha_export.recognise._liveness import dying
 from mha_export.recognise._mask_binding import BoundMask, bound_mask
+from mha_export.recognise._replaceable import replaceable_site
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
-from mha_export.recognise._shape_readers import detach_shapes
 from mha_export.recognise._site import Reason, Site
 from mha_export.recognise._weighting import with_weightings
 from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType
@@ -115,7 +114,7 @@ def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
         **mask.operands,
         **_norm_operands(draft, common),
     )
-    return _finished(fitting, spec, operands)
+    return replaceable_site(fitting, spec, operands)
 
 
 def _norm_operands(draft: Draft, common: Common) -> dict[str, ir.Value | None]:
@@ -128,66 +127,6 @@ def _norm_operands(draft: Draft, common: Common) -> dict[str, ir.Value | None]:
         "k_norm_weight": None if key is None else key.weight,
         "k_norm_bias": None if key is None else key.bias,
     }
-
-
-def _finished(fitting: Fitting, spec: AttentionSpec, operands: Operands) -> Site:
-    """The site with its nodes, and the reason why it may not be replaced."""
-    draft = fitting.draft
-    assert draft.output is not None
-    present = [h for h in (draft.key.present, draft.value.present) if h is not None]
-    replaced = [draft.output.value, *(heads.value for heads in present)]
-    kept = [value for _, value in operands.values()]
-    nodes, dead = dying(replaced, kept)
-    if not _inner(draft) <= dead and detach_shapes(fitting, dead):
-        nodes, dead = dying(replaced, kept)
-    graph = draft.anchor.node.graph
-    assert graph is not None
-    return Site(
-        id="",
-        spec=spec,
-        graph=graph,
-        operands=operands,
-        output=draft.output,
-        anchor=draft.anchor.node,
-        nodes=tuple(nodes),
-        present_key=draft.key.present,
-        present_value=draft.value.present,
-        cannot_replace=_hindrance(draft, dead),
-    )
-
-
-def _inner(draft: Draft) -> set[ir.Node]:
-    return {draft.scores.product.node, draft.anchor.node, draft.weighted.product.node}
-
-
-def _hindrance(draft: Draft, dead: set[ir.Node]) -> Reason | None:
-    """The first intermediate that something else reads."""
-    for use in draft.weighted.others:
-        reader = "it is a graph output" if use.node is None else f"{use.node.name!r} reads it too"
-        return Reason(
-            code="probabilities-used-elsewhere",
-            message=f"the attention weights {use.value.name!r} are needed: {reader}",
-            value=use.value.name,
-            nodes=() if use.node is None else (use.node.name or use.node.op_type,),
-        )
-    for name, node in (
-        ("scores", draft.scores.product.node),
-        ("probabilities", draft.anchor.node),
-        ("context", draft.weighted.product.node),
-    ):
-        if node not in dead:
-            return Reason(
-                code=f"{name}-used-elsewhere",
-                message=f"the {name} {node.outputs[0].name!r} are read by something outside the "
-                "attention",
-                value=node.outputs[0].name,
-                nodes=tuple(
-                    user.name or user.op_type
-                    for user, _ in node.outputs[0].uses()
-                    if user not in dead
-                ),
-            )
-    return None
 
 
 def _sinks(draft: Draft, scene: Scene) -> ir.Value | None:

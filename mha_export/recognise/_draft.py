@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from mha_export.operands import Heads
-from mha_export.recognise._axes import Axis, View, axis_size, coalesced
 from mha_export.recognise._agree import agree
+from mha_export.recognise._axes import Axis, View, axis_size, coalesced
 from mha_export.recognise._bind import Pattern, bound
 from mha_export.recognise._downstream import (
     Landing,

@@ -329,3 +329,14 @@ def _materialised(
     flat = [part for axis in spread for part in axis]
     order = [[part for part in parts if part.role == role and part in flat] for role in "bhst"]
     return arranged(value, spread, order, fitting.derive)
+
+
+def is_natural(draft: Draft) -> bool:
+    """Whether the space's axes already are batch, heads, queries, keys, one each."""
+    if len(draft.scores.space) != 4 or draft.scores.axis != 3:
+        return False
+    places = [
+        {atom.axis for atom in role}
+        for role in (draft.roles.batch, draft.roles.heads, draft.roles.queries)
+    ]
+    return all(found <= {axis} for axis, found in enumerate(places))

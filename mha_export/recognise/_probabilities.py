@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -34,7 +36,7 @@ class Weighted:
         output: the product's output as a view of itself over the same axes.
         zeroed: a guard puts zero where a row had no key.
         zeroed_by: a condition under which probabilities are set to zero after softmax.
-        others: other uses of the probabilities.
+        others: other uses of the probabilities. nodes: from softmax to the product.
     """
 
     product: Product
@@ -45,14 +47,27 @@ class Weighted:
     zeroed_by: ir.Value | None
     others: tuple[Use, ...]
     nodes: tuple[ir.Node, ...]
+    path: tuple[ir.Value, ...]
+    """The probabilities as they go from softmax to P."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Path:
     value: ir.Value
+    values: tuple[ir.Value, ...]
     nodes: tuple[ir.Node, ...] = ()
     zeroed: bool = False
     zeroed_by: ir.Value | None = None
+
+    def to(self, value: ir.Value, *nodes: ir.Node, **changes: Any) -> _Path:
+        """One step further down."""
+        return dataclasses.replace(
+            self,
+            value=value,
+            values=(*self.values, value),
+            nodes=(*self.nodes, *nodes),
+            **changes,
+        )
 
 
 def read_weighted(
@@ -61,7 +76,7 @@ def read_weighted(
     """P·V below ``probabilities``; its uses when there is no product at all."""
     ends: list[tuple[_Path, ir.Node]] = []
     others: list[Use] = []
-    pending = [_Path(value=probabilities)]
+    pending = [_Path(value=probabilities, values=(probabilities,))]
     while pending:
         path = pending.pop()
         if path.value.is_graph_output():
@@ -76,6 +91,10 @@ def read_weighted(
                 ends.append((path, node))
             else:
                 others.append(Use(value=path.value, node=node))
+    if not ends:
+        scaled = _scaled(others, scene)
+        if scaled is not None:
+            return scaled
     failure: Reason | None = None
     for place, (path, node) in enumerate(ends):
         rest = [Use(value=p.value, node=n) for i, (p, n) in enumerate(ends) if i != place]
@@ -86,6 +105,23 @@ def read_weighted(
     return failure if failure is not None else tuple(others)
 
 
+def _scaled(others: list[Use], scene: Scene) -> Reason | None:
+    """Probabilities that are multiplied before they weigh values."""
+    for use in others:
+        node = use.node
+        if node is None or node.op_type not in ("Mul", "Div"):
+            continue
+        if any(_is_product(user, scene) for user, _ in node.outputs[0].uses()):
+            return Reason(
+                code="probabilities-scaled",
+                message=f"the attention weights {use.value.name!r} are multiplied before they weigh "
+                "the values: they no longer add up to one",
+                value=use.value.name,
+                nodes=(node.name or node.op_type,),
+            )
+    return None
+
+
 def _is_product(node: ir.Node, scene: Scene) -> bool:
     return product_of(node.outputs[0], scene.views) is not None
 
@@ -93,17 +129,13 @@ def _is_product(node: ir.Node, scene: Scene) -> bool:
 def _next(path: _Path, node: ir.Node, scene: Scene) -> list[_Path] | None:
     """Where the probabilities go on after ``node``; None when it uses them otherwise."""
     output = node.outputs[0]
-    nodes = (*path.nodes, node)
     if node.op_type in RENAMING or node.op_type == "Cast":
         dtype = scene.dtype(output)
         if node.op_type == "Cast" and dtype is not None and not dtype.is_floating_point():
             return None
-        return [_Path(value=output, nodes=nodes, zeroed=path.zeroed, zeroed_by=path.zeroed_by)]
+        return [path.to(output, node)]
     if path.value in moved_inputs(output) and node.op_type != "Concat":
-        return [
-            _Path(value=out, nodes=nodes, zeroed=path.zeroed, zeroed_by=path.zeroed_by)
-            for out in node.outputs
-        ]
+        return [path.to(value, node) for value in node.outputs]
     if node.op_type == "IsNaN":
         guards = [user for user, _ in output.uses()]
         if guards and all(_guarded(output, path.value, user, scene) for user in guards):
@@ -126,22 +158,14 @@ def _guarded(condition: ir.Value, probabilities: ir.Value, node: ir.Node, scene:
 
 def _after_where(path: _Path, node: ir.Node, scene: Scene) -> list[_Path] | None:
     condition, yes, no = node.inputs
-    nodes = (*path.nodes, node)
     if condition is None or no is not path.value or scene.uniform(yes) != 0.0:
         return None
     maker = condition.producer()
     if maker is not None and maker.op_type == "IsNaN" and maker.inputs[0] is path.value:
-        return [
-            _Path(
-                value=node.outputs[0],
-                nodes=(*nodes, maker),
-                zeroed=True,
-                zeroed_by=path.zeroed_by,
-            )
-        ]
+        return [path.to(node.outputs[0], node, maker, zeroed=True)]
     if path.zeroed_by is not None:
         return None
-    return [_Path(value=node.outputs[0], nodes=nodes, zeroed=path.zeroed, zeroed_by=condition)]
+    return [path.to(node.outputs[0], node, zeroed_by=condition)]
 
 
 def _weighted(
@@ -288,6 +312,7 @@ def _along(
         zeroed_by=path.zeroed_by,
         others=others,
         nodes=(*path.nodes, product.node),
+        path=path.values,
     )
 
 

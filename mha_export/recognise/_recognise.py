@@ -12,8 +12,8 @@ from mha_export.recognise._assemble import assemble
 from mha_export.recognise._assignment import assignments
 from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
-from mha_export.recognise._movement import Views
 from mha_export.recognise._finish import finished
+from mha_export.recognise._movement import Views
 from mha_export.recognise._other import is_matrix, other_softmax
 from mha_export.recognise._prepare import prepared
 from mha_export.recognise._probabilities import Use
@@ -25,7 +25,6 @@ from mha_export.recognise._site import (
     Rejection,
     Verdict,
 )
-
 from mha_export.recognise.fused import is_fused, read_fused
 
 

@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from mha_export.recognise._axes import Axis, View, composed, identity
 from mha_export.recognise._evaluate_contents import attributes_of
-from mha_export.recognise._movement import moved_inputs
 from mha_export.recognise._product import Product, product_of
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Reason
@@ -74,6 +73,22 @@ class Sink:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Level:
+    """The scores at one value on the way from the product to softmax.
+
+    Attributes:
+        view: the space's axes as a view of the value.
+        factor: what the value is still multiplied by below (up to the softcap, where it is above).
+        capped_below: the softcap comes below. terms_below: how many terms do.
+    """
+
+    view: View
+    factor: float
+    capped_below: bool
+    terms_below: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
     """The normal form of what one softmax reads.
 
@@ -95,27 +110,18 @@ class Scores:
     steps: tuple[tuple[ir.Node, ir.Value], ...]
     summed: int
     start: ir.Value
-    levels: Mapping[ir.Value, View]
-    """Every value from the product to the space, with the space's axes as a view of it."""
+    levels: Mapping[ir.Value, Level]
+    """Every value from the product to the space."""
 
-    def rearrangements(self, level: ir.Value) -> list[ir.Node]:
-        """Nodes that rearrange the scores between ``level`` and the space, in graph order."""
-        following = dict(self.steps)
-        found: list[ir.Node] = []
-        current = self.start
-        while current is not level:
-            node = current.producer()
-            moved = moved_inputs(current)
-            if node is None:
-                break
-            if moved:
+    @property
+    def path(self) -> list[ir.Node]:
+        """Every node from the product to the space."""
+        found = [self.product.node]
+        for value in self.levels:
+            node = value.producer()
+            if node is not None:
                 found.append(node)
-                current = moved[0]
-            elif node in following:
-                current = following[node]
-            else:
-                break
-        return found[::-1]
+        return [*found, *(node for node, _ in self.steps)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,7 +137,7 @@ class _State:
     sink: Sink | None = None
     steps: tuple[tuple[ir.Node, ir.Value], ...] = ()
     start: ir.Value
-    levels: tuple[tuple[ir.Value, View], ...] = ()
+    levels: tuple[tuple[ir.Value, Level], ...] = ()
 
     def at(self, value: ir.Value, outer: View, node: ir.Node, **changes: object) -> _State:
         return dataclasses.replace(
@@ -139,9 +145,18 @@ class _State:
             value=value,
             outer=outer,
             steps=(*self.steps, (node, value)),
-            levels=(*self.levels, (value, outer)),
             **changes,  # type: ignore[arg-type]
+        ).noted()
+
+    def noted(self) -> _State:
+        """With the level it stands at remembered."""
+        level = Level(
+            view=self.outer,
+            factor=self.factor,
+            capped_below=self.softcap is not None,
+            terms_below=len(self.terms),
         )
+        return dataclasses.replace(self, levels=(*self.levels, (self.value, level)))
 
 
 def read_scores(logits: ir.Value, axis: int, scene: Scene) -> Scores | Reason:
@@ -160,7 +175,7 @@ def read_scores(logits: ir.Value, axis: int, scene: Scene) -> Scores | Reason:
         axis=axis % len(dims),
         start=logits,
     )
-    return _walk(state, scene)
+    return _walk(state.noted(), scene)
 
 
 def _walk(state: _State, scene: Scene) -> Scores | Reason:
@@ -172,12 +187,7 @@ def _walk(state: _State, scene: Scene) -> Scores | Reason:
                 return _refused(
                     state, "scores-rearranged", "the scores are rearranged in a way that mixes axes"
                 )
-            state = dataclasses.replace(
-                state,
-                value=view.source,
-                outer=outer,
-                levels=(*state.levels, (view.source, outer)),
-            )
+            state = dataclasses.replace(state, value=view.source, outer=outer).noted()
         product = product_of(state.value, scene.views)
         if product is not None:
             return _end(state, product, scene)
@@ -236,7 +246,7 @@ def _end(state: _State, product: Product, scene: Scene) -> Scores | Reason:
                 steps=state.steps,
                 summed=oriented.contracted,
                 start=state.start,
-                levels={state.start: identity(state.start, state.space), **dict(state.levels)},
+                levels=dict(state.levels),
             )
     return _refused(
         state,
@@ -280,10 +290,7 @@ def _cast(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Reaso
 
 
 def _negate(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Reason:
-    step = _through(state, node, scene)
-    if not isinstance(step, _State):
-        return step
-    return dataclasses.replace(step, factor=-state.factor)
+    return _through(dataclasses.replace(state, factor=-state.factor), node, scene)
 
 
 def _sum(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Reason:
@@ -426,11 +433,8 @@ def _capped(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Rea
     if state.softcap is not None or state.weightings:
         return _refused(state, "scores-not-affine", "tanh of the scores more than once", node)
     cap = abs(state.factor)
-    step = _through(state, node, scene)
-    if not isinstance(step, _State):
-        return step
     sign = 1.0 if state.factor > 0 else -1.0
-    return dataclasses.replace(step, softcap=cap, factor=sign * cap)
+    return _through(dataclasses.replace(state, softcap=cap, factor=sign * cap), node, scene)
 
 
 def _chosen(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Reason:
@@ -509,7 +513,7 @@ def _joined(state: _State, node: ir.Node, scene: Scene) -> _State | Scores | Rea
             steps=(),
             start=scores,
             levels=(),
-        )
+        ).noted()
     return _refused(state, "scores-joined", "more than one column joins the scores", node)
 
 

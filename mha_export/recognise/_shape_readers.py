@@ -32,7 +32,7 @@ def _inside(fitting: Fitting) -> list[tuple[ir.Value, Callable[[], list[Part] | 
     found: list[tuple[ir.Value, Callable[[], list[Part] | None]]] = []
 
     def scores_at(value: ir.Value) -> Callable[[Draft], View]:
-        return lambda d: d.scores.levels[value]
+        return lambda d: d.scores.levels[value].view
 
     for value in draft.scores.levels:
         found.append((value, _parts(fitting, scores_at(value), "bst", 0)))

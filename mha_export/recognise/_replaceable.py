@@ -1,0 +1,127 @@
+"""Whether an attention can be taken out of its graph: which nodes would go, and what else reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from mha_export.operands import Operands
+from mha_export.recognise._axes import identity
+from mha_export.recognise._draft import Draft
+from mha_export.recognise._fit import Fitting
+from mha_export.recognise._liveness import dying
+from mha_export.recognise._mask_binding import is_natural
+from mha_export.recognise._shape_readers import detach_shapes
+from mha_export.recognise._site import Reason, Site
+from mha_export.spec import AttentionSpec, QkOutput
+
+
+def replaceable_site(fitting: Fitting, spec: AttentionSpec, operands: Operands) -> Site:
+    """The site with its nodes, and the reason why it may not be replaced."""
+    draft = fitting.draft
+    assert draft.output is not None
+    present = [h for h in (draft.key.present, draft.value.present) if h is not None]
+    replaced = [draft.output.value, *(heads.value for heads in present)]
+    kept = [value for _, value in operands.values()]
+    nodes, dead = dying(replaced, kept)
+    if not _inner(draft) <= dead and detach_shapes(fitting, dead):
+        nodes, dead = dying(replaced, kept)
+    also = None if _inner(draft) <= dead else _read_outside(draft, dead)
+    if also is not None:
+        value, kind = also
+        nodes, dead = dying([*replaced, value], kept)
+        if _inner(draft) <= dead:
+            spec = spec.replace(qk_output=kind)
+        else:
+            also = None
+            nodes, dead = dying(replaced, kept)
+    graph = draft.anchor.node.graph
+    assert graph is not None
+    return Site(
+        id="",
+        spec=spec,
+        graph=graph,
+        operands=operands,
+        output=draft.output,
+        anchor=draft.anchor.node,
+        nodes=tuple(nodes),
+        qk_output=None if also is None else also[0],
+        present_key=draft.key.present,
+        present_value=draft.value.present,
+        cannot_replace=_hindrance(draft, dead),
+    )
+
+
+def _inner(draft: Draft) -> set[ir.Node]:
+    return {draft.scores.product.node, draft.anchor.node, draft.weighted.product.node}
+
+
+def _read_outside(draft: Draft, dead: set[ir.Node]) -> tuple[ir.Value, QkOutput] | None:
+    """The one score tensor [b, h, s, t] that something else reads, when there is just one."""
+    if not is_natural(draft):
+        return None
+    found = [
+        (value, kind)
+        for value, kind in _inside(draft)
+        if value.is_graph_output() or any(user not in dead for user, _ in value.uses())
+    ]
+    found = [(value, kind) for value, kind in found if _is_read(value, dead, draft)]
+    if len(found) != 1 or found[0][1] is None:
+        return None
+    return found[0][0], found[0][1]
+
+
+def _is_read(value: ir.Value, dead: set[ir.Node], draft: Draft) -> bool:
+    """By something that is not itself on the way to the output."""
+    if value.is_graph_output():
+        return True
+    own = set(draft.scores.path) | set(draft.weighted.nodes) | set(draft.anchor.nodes)
+    return any(user not in dead and user not in own for user, _ in value.uses())
+
+
+def _inside(draft: Draft) -> Iterator[tuple[ir.Value, QkOutput | None]]:
+    """Every value of scores and probabilities, and what a form would call it."""
+    scores, weighted = draft.scores, draft.weighted
+    for value, level in scores.levels.items():
+        straight = level.view == identity(value, scores.space) and level.factor == 1.0
+        kind: QkOutput | None = None
+        if straight and level.terms_below == len(scores.terms) and not scores.weightings:
+            over = scores.softcap is not None and not level.capped_below
+            kind = QkOutput.CAPPED if over else QkOutput.RAW
+        yield value, kind
+    for value in weighted.path:
+        whole = draft.scores.sink is None or value is not draft.anchor.probabilities
+        last = value is weighted.product.left.value
+        settled = last or not (weighted.zeroed or weighted.zeroed_by is not None)
+        straight = whole and settled and weighted.onto == identity(weighted.path[-1], scores.space)
+        yield value, QkOutput.PROBABILITIES if straight else None
+
+
+def _hindrance(draft: Draft, dead: set[ir.Node]) -> Reason | None:
+    """The first intermediate that something else reads."""
+    if _inner(draft) <= dead:
+        return None
+    for use in draft.weighted.others:
+        reader = "it is a graph output" if use.node is None else f"{use.node.name!r} reads it too"
+        return Reason(
+            code="probabilities-used-elsewhere",
+            message=f"the attention weights {use.value.name!r} are needed: {reader}",
+            value=use.value.name,
+            nodes=() if use.node is None else (use.node.name or use.node.op_type,),
+        )
+    for name, node in (
+        ("scores", draft.scores.product.node),
+        ("probabilities", draft.anchor.node),
+        ("context", draft.weighted.product.node),
+    ):
+        if node not in dead:
+            users = [user for user, _ in node.outputs[0].uses() if user not in dead]
+            return Reason(
+                code=f"{name}-used-elsewhere",
+                message=f"the {name} {node.outputs[0].name!r} are read by something outside the "
+                "attention",
+                value=node.outputs[0].name,
+                nodes=tuple(user.name or user.op_type for user in users),
+            )
+    return None
