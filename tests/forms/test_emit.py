@@ -31,6 +31,8 @@ Arrays = dict[str, np.ndarray]
 CAUSAL = MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT)
 SQUARE = {"q_len": "s", "kv_len": "s"}
 FORMS = tuple(form for form in all_forms() if form != "ort-attention")
+ONE_MASK = ("onnx", "ort-gqa", "ort-mha", "portable", "primitive", "trt")
+"""Forms that put the whole mask in one place; others may cut it up as they like."""
 
 
 def _spec(**fields: Any) -> AttentionSpec:
