@@ -29,8 +29,8 @@ class ErrorBounds:
         ensemble: worst error of the plain implementations; 0 where all left the dtype's range.
         floor: the forward error bound.
         coarse: error above which a row is no longer explained by rounding: ``sqrt(u)`` times the
-            spread of the values the row could have mixed. Dropping or adding a key moves the row
-            by about that spread.
+            spread of the values the row could have mixed, beyond the row's own bound. Dropping or
+            adding a key moves the row by about that spread.
         overflow: rows in which every plain implementation left the dtype's range.
     """
 
@@ -71,7 +71,7 @@ def problem_bounds(
     return ErrorBounds(
         ensemble=worst,
         floor=floor,
-        coarse=np.sqrt(unit_roundoff(dtype)) * spread + floor,
+        coarse=np.sqrt(unit_roundoff(dtype)) * spread + 2.0 * worst + floor,
         overflow=overflow & finite_row,
     )
 
@@ -228,7 +228,7 @@ def score_bounds(
     return ErrorBounds(
         ensemble=worst,
         floor=floor,
-        coarse=np.sqrt(unit_roundoff(spec.io_dtype)) * (size + finite),
+        coarse=np.sqrt(unit_roundoff(spec.io_dtype)) * (size + finite) + 2.0 * worst + floor,
         overflow=np.zeros(scores.shape, dtype=bool),
     )
 

@@ -98,7 +98,7 @@ def _row(record: dict[str, Any]) -> list[object]:
         None
         if placement is None
         else f"{placement['on_target']}/{placement['float_compute_nodes']}",
-        None if parity is None else parity["err_over_ensemble"],
+        None if parity is None else parity["factor"],
         None if latency is None else latency["p50"],
         record["reason"],
     ]

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from mha_export.jobs._subject import Candidate, Subject
-from mha_export.measure.model_inputs import ModelCase
-from mha_export.measure.parity import check_parity, judge_case, reason_of, save_case, status_of
+from mha_export.measure.failures import keep_failures, replay_of
+from mha_export.measure.parity import check_parity, reason_of, status_of
 from mha_export.measure.reference_run import Expected, ModelReference
-from mha_export.measure.shrink import shrink
-from mha_export.report.records import ParityRecord, PlacementRecord, ResultRecord, ResultStatus
+from mha_export.report.records import PlacementRecord, ResultRecord, ResultStatus
 from mha_export.targets import (
     CompileOptions,
     Limits,
@@ -81,10 +80,21 @@ class Trial:
         """Run the battery, judge it, and say where the nodes ran."""
         parity = check_parity(reference, expected, self._run)
         status: ResultStatus = status_of(parity)
-        record = self.record(status=status, reason=reason_of(parity), parity=parity)
-        if status in ("fail", "error"):
-            return self._with_replay(record, parity, reference, expected, keep_in)
-        return self._with_placement(record)
+        if status in ("fail", "error") and keep_in is not None:
+            parity = keep_failures(
+                parity,
+                model=self.subject.original,
+                reference=reference,
+                expected=expected,
+                run=self._run,
+                folder=keep_in,
+                stem=f"{self.subject.name}.{self.candidate.name}".translate(_FILE_NAME),
+                command=self._replay,
+            )
+        record = self.record(
+            status=status, reason=reason_of(parity), parity=parity, replay=replay_of(parity)
+        )
+        return record if status in ("fail", "error") else self._with_placement(record)
 
     def record(self, **more: Any) -> ResultRecord:
         """What is known so far."""
@@ -127,33 +137,11 @@ class Trial:
             reason=f"{len(placement.elsewhere)} nodes ran elsewhere: {placement.elsewhere[0]}",
         )
 
-    def _with_replay(
-        self,
-        record: ResultRecord,
-        parity: ParityRecord,
-        reference: ModelReference,
-        expected: Sequence[Expected],
-        keep_in: Path | None,
-    ) -> ResultRecord:
-        bad = next(c for c in parity.by_case if c.status in ("fail", "error"))
-        case = next(item.case for item in expected if item.case.name == bad.name)
-        if bad.status == "fail":
-            case = self._shrunk(case, reference)
-        if keep_in is None:
-            return record
-        name = f"{self.subject.name}.{self.candidate.name}".translate(_FILE_NAME)
-        path = save_case(keep_in / f"{name}.npz", case.inputs)
+    def _replay(self, inputs: Path) -> str:
+        """The command line that runs this candidate on kept inputs."""
         where = self.subject.original_file.parent
         source = where if self.subject.export is not None else self.candidate.file
-        command = f"mha-export run {source} -t {self.candidate.request.name} --inputs {path}"
-        return dataclasses.replace(record, replay=command)
-
-    def _shrunk(self, case: ModelCase, reference: ModelReference) -> ModelCase:
-        def fails(smaller: ModelCase) -> bool:
-            item = reference.expected(smaller)
-            return item.problem is None and judge_case(item, self._run).status == "fail"
-
-        return shrink(self.subject.original, case, fails)
+        return f"mha-export run {source} -t {self.candidate.request.name} --inputs {inputs}"
 
 
 _FILE_NAME = str.maketrans({":": "-", " ": "-", "(": None, ")": None, "/": "-"})

@@ -32,15 +32,11 @@ class PlainOrt:
         Errors:
             Exception: the runtime's own.
         """
-        import onnxruntime
+        from mha_export.targets._ort import from_ort_value, quiet_run, to_ort_value
 
-        from mha_export.targets._ort import from_ort_value, to_ort_value
-
-        quiet = onnxruntime.RunOptions()
-        quiet.log_severity_level = 4  # what it refuses comes back as an exception
         names = [output.name for output in self._session.get_outputs()]
         feeds = {
             v.name: to_ort_value(np.asarray(inputs[v.name])) for v in self._session.get_inputs()
         }
-        results = self._session.run_with_ort_values(names, feeds, quiet)
+        results = self._session.run_with_ort_values(names, feeds, quiet_run())
         return {name: from_ort_value(value) for name, value in zip(names, results, strict=True)}

@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.bounds import numpy_dtype, unit_roundoff
-from mha_export.measure._reference import repaired_evaluator
 from mha_export.spec import DType
+from mha_export.targets.reference import evaluator_for
 
 _PRODUCTS = frozenset(("MatMul", "Gemm", "Einsum", "Conv", "Attention"))
 LANES = 16
@@ -37,7 +37,7 @@ class RoundedModel:
     """
 
     def __init__(self, model_64: ir.Model, *, dtype: DType, of: Mapping[str, DType]) -> None:
-        self._reference = repaired_evaluator(model_64)
+        self._reference = evaluator_for(model_64)
         self._stream = np.random.default_rng(0)
         for node in self._reference.rt_nodes_:
             precision = of.get(node.onnx_node.output[0], dtype)

@@ -27,7 +27,10 @@ def keep_failures(
     stem: str,
     command: Callable[[Path], str],
 ) -> ParityRecord:
-    """``parity`` with a replay for its worst failing case, shrunk, as ``<stem>-<case>.npz``.
+    """``parity`` with a replay for its worst failing case, as ``<stem>-<case>.npz``.
+
+    A wrong answer is cut down first. What does not run is kept as it is: each try of a crash or a
+    hang may cost the whole time limit.
 
     Args:
         parity: as :func:`mha_export.measure.parity.check_parity` gave it.
@@ -48,10 +51,12 @@ def keep_failures(
 
     def fails(case: ModelCase) -> bool:
         wanted = reference.expected(case)
-        return wanted.problem is None and judge_case(wanted, run).status == worst.status
+        return wanted.problem is None and judge_case(wanted, run).status == "fail"
 
-    smallest = shrink(model, by_name[worst.name], fails)
-    path = save_case(Path(folder) / f"{stem}-{_slug(worst.name)}.npz", smallest.inputs)
+    case = by_name[worst.name]
+    if worst.status == "fail":
+        case = shrink(model, case, fails)
+    path = save_case(Path(folder) / f"{stem}-{_slug(worst.name)}.npz", case.inputs)
     kept = dataclasses.replace(worst, inputs_file=str(path), replay=command(path))
     return dataclasses.replace(
         parity, by_case=tuple(kept if case is worst else case for case in parity.by_case)

@@ -25,10 +25,10 @@ import onnx_ir as ir
 from mha_export.bounds import unit_roundoff
 from mha_export.measure._float64 import with_float64
 from mha_export.measure._plain_ort import PlainOrt
-from mha_export.measure._reference import ReferenceRun
 from mha_export.measure._rounding import RoundedModel, rounded
 from mha_export.measure.model_inputs import ModelCase, cases_at_traced_sizes
 from mha_export.spec import DType
+from mha_export.targets.reference import ReferenceSession
 
 Arrays = Mapping[str, np.ndarray]
 SEEDS = (0, 1, 2)
@@ -83,7 +83,7 @@ class ModelReference:
         self.dtype = _PRECISION[precision] if precision else _model_dtype(model)
         self._wide, why = _widened(model)
         self._ort = PlainOrt.of(model)
-        self._sessions: dict[str, ReferenceRun] = {}
+        self._sessions: dict[str, ReferenceSession] = {}
         self._rounded: RoundedModel | None = None
         self._known: dict[int, Expected] = {}
         if self._wide is not None:
@@ -161,9 +161,9 @@ class ModelReference:
     def _run_own(self, inputs: Arrays) -> dict[str, np.ndarray]:
         return self._session("own", self._model).run(inputs)
 
-    def _session(self, key: str, model: ir.Model) -> ReferenceRun:
+    def _session(self, key: str, model: ir.Model) -> ReferenceSession:
         if key not in self._sessions:
-            self._sessions[key] = ReferenceRun(model)
+            self._sessions[key] = ReferenceSession(model)
         return self._sessions[key]
 
     def _plain(self, inputs: Arrays) -> Iterator[tuple[str, dict[str, np.ndarray]]]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.measure._reference import repaired_evaluator
 from mha_export.targets import CompileOptions, Limits, Program, TargetWorker
 
 GEMM_SIZE = 1024
@@ -49,8 +48,10 @@ def work_of(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Work | None:
 
     None where that evaluator cannot run it: a contrib op, or inputs it refuses.
     """
+    from mha_export.targets.reference import evaluator_for
+
     try:
-        reference = repaired_evaluator(model)
+        reference = evaluator_for(model)
         count = [0.0]
         for node in reference.rt_nodes_:
             node.run = partial(_counted, node.run, node, count)

@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from mha_export.evaluator import Evaluator
 from mha_export.measure._plain_ort import PlainOrt
-from mha_export.measure._reference import ReferenceRun
 from mha_export.measure.model_inputs import ModelCase
 from mha_export.measure.parity import judge_case
 from mha_export.measure.reference_run import ModelReference
 from mha_export.recognise import Recognition, Site
 from mha_export.report.records import DifferenceRecord
+from mha_export.targets.reference import ReferenceSession
 
 
 def first_failing_site(
@@ -95,7 +95,7 @@ def _recorded(model: ir.Model, wanted: set[str], case: ModelCase) -> dict[str, n
                 copy.graph.outputs.append(value)
     plain = PlainOrt.of(copy)
     try:
-        found = ReferenceRun(copy).run(case.inputs) if plain is None else plain.run(case.inputs)
+        found = ReferenceSession(copy).run(case.inputs) if plain is None else plain.run(case.inputs)
     except Exception:  # the copy runs nowhere: nothing is recorded
         return {}
     return {**case.inputs, **found}

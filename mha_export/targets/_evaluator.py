@@ -57,7 +57,7 @@ class _OrtCpuEvaluator:
         self._setup = SessionSetup(threads=1)
 
     def run(self, model: ir.Model, inputs: Arrays) -> dict[str, np.ndarray]:
-        from mha_export.targets._ort import from_ort_value, open_session, to_ort_value
+        from mha_export.targets._ort import from_ort_value, open_session, quiet_run, to_ort_value
 
         try:
             session = open_session(model_bytes(model), self._setup)
@@ -66,7 +66,7 @@ class _OrtCpuEvaluator:
                 value.name: to_ort_value(_input(inputs, value.name))
                 for value in session.get_inputs()
             }
-            results = session.run_with_ort_values(names, feeds)
+            results = session.run_with_ort_values(names, feeds, quiet_run())
         except Exception as error:
             raise EvaluationError(_words(self.name, error)) from error
         return {name: from_ort_value(value) for name, value in zip(names, results, strict=True)}

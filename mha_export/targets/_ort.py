@@ -30,6 +30,9 @@ from mha_export.targets._target import CompileOptions, Placement, Program
 BFLOAT16 = 16
 """``TensorProto.BFLOAT16``."""
 
+_FATAL = 4
+"""Log severity below which ONNX Runtime stays off the terminal."""
+
 DISTRIBUTIONS = (
     "onnxruntime",
     "onnxruntime-gpu",
@@ -128,7 +131,7 @@ def import_ort(target: str, fix: str) -> Any:
 
 def session_options(ort: Any, setup: SessionSetup) -> Any:
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = _FATAL  # what is refused comes back as an exception
     options.intra_op_num_threads = setup.threads
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = setup.mem_pattern
@@ -165,6 +168,15 @@ def open_session(model: str | bytes, setup: SessionSetup, options: Any | None = 
         raise RuntimeError(f"{setup.plugin.ep_name} found no device")
     options.add_provider_for_devices(devices[:1], dict(setup.providers[0][1]))
     return ort.InferenceSession(model, options)
+
+
+def quiet_run() -> Any:
+    """Options of a run in this process whose refusals come back as exceptions and nowhere else."""
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    options.log_severity_level = _FATAL
+    return options
 
 
 def plugin_devices(plugin: Plugin) -> list[Any]:

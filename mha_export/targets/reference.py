@@ -2,7 +2,8 @@
 
 It is slow and has no contrib domain: functions of the model (the ``portable`` file's bodies) are
 inlined first, which also fills in the omitted inputs and default attributes that the evaluator
-itself does not (onnx 1.23).
+itself does not (onnx 1.23). ``GatherElements`` of onnx 1.23 fails on some shapes whose first axis
+is 1; numpy says it in a line.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +71,7 @@ def evaluator_for(model: ir.Model) -> Any:
     """A ``ReferenceEvaluator`` of a model whose functions have been inlined into it.
 
     The evaluator ignores ``overload`` and refuses omitted trailing inputs of a function; inlining
-    keeps to the standard on both.
+    keeps to the standard on both. Its ``rt_nodes_`` may be wrapped further.
     """
     import onnx_ir as ir
     from onnx.reference import ReferenceEvaluator
@@ -80,7 +82,22 @@ def evaluator_for(model: ir.Model) -> Any:
         InlinePass()(model)
     proto = ir.to_proto(model)
     embed_external(model, proto)
-    return ReferenceEvaluator(proto)
+    evaluator = ReferenceEvaluator(proto)
+    for node in evaluator.rt_nodes_:
+        if node.op_type == "GatherElements" and node.onnx_node.domain == "":
+            axis = next((a.i for a in node.onnx_node.attribute if a.name == "axis"), 0)
+            node.run = partial(_gather_elements, axis=axis)
+    return evaluator
+
+
+def _gather_elements(
+    data: np.ndarray, indices: np.ndarray, *, axis: int, **_: Any
+) -> tuple[np.ndarray]:
+    """``out[i, j] = data[i, indices[i, j]]`` along ``axis``; ``data`` may be longer elsewhere."""
+    axis %= data.ndim
+    limits = [slice(None) if i == axis else slice(n) for i, n in enumerate(indices.shape)]
+    wrapped = np.where(indices < 0, indices + data.shape[axis], indices)
+    return (np.take_along_axis(data[tuple(limits)], wrapped, axis=axis),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,6 +145,19 @@ def test_coarse_rounding_is_imprecise_and_more_is_a_failure() -> None:
     assert judge(actual, exact.output, bounds.ensemble, bounds.floor).status == "fail"
 
 
+@pytest.mark.parametrize("magnitude", [1.0, 100.0])
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+def test_what_passes_is_never_beyond_coarse(dtype: DType, magnitude: float) -> None:
+    """Else an ``imprecise`` row would turn into ``fail`` for another row that passes."""
+    spec, inputs = _inputs(dtype, magnitude)
+    exact = attention(spec, inputs)
+    bounds = error_bounds(spec, inputs, exact)
+    assert np.all(bounds.coarse >= bounds.bound)
+    for kind in QkOutput:
+        scores = score_bounds(spec, inputs, exact, kind)
+        assert np.all(scores.coarse >= scores.bound)
+
+
 def test_a_moved_key_is_never_imprecise() -> None:
     """One key of 24 left out in fp16, where the bound is widest: beyond ``coarse`` somewhere."""
     spec, inputs = _inputs(DType.FP16)

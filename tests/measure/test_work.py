@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 
 from mha_export.measure import ordinary_inputs, work_of
-from mha_export.measure._reference import ReferenceRun
 
 
 def test_products_are_counted(plain_encoder: ir.Model) -> None:
@@ -28,23 +26,3 @@ def test_a_contrib_op_has_no_known_work() -> None:
     opsets = {"": 17, "com.microsoft": 1}
     graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports=opsets, name="g")
     assert work_of(ir.Model(graph, ir_version=9), {"x": np.zeros(2, np.float32)}) is None
-
-
-@pytest.mark.parametrize(
-    ("shape", "axis"), [((1, 6), 1), ((1, 6), 0), ((2, 5), 1), ((2, 1, 4), -1)], ids=str
-)
-def test_gather_elements_is_right(shape: tuple[int, ...], axis: int) -> None:
-    stream = np.random.default_rng(0)
-    data = stream.standard_normal(shape).astype(np.float32)
-    size = shape[axis]
-    indices = stream.integers(-size, size, size=shape)
-    values = [
-        ir.Value(name=n, type=ir.TensorType(t), shape=ir.Shape(shape))
-        for n, t in (("data", ir.DataType.FLOAT), ("indices", ir.DataType.INT64))
-    ]
-    node = ir.node("GatherElements", values, {"axis": axis})
-    node.outputs[0].name = "y"
-    node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph(values, node.outputs, nodes=[node], opset_imports={"": 17}, name="g")
-    got = ReferenceRun(ir.Model(graph, ir_version=9)).run({"data": data, "indices": indices})["y"]
-    assert np.array_equal(got, np.take_along_axis(data, indices % size, axis=axis))
