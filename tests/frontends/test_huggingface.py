@@ -337,3 +337,29 @@ def test_a_name_that_says_something(
     shutil.copytree(bert_folder, folder)
     _config(_name_or_path=stated)(folder)
     assert open_source(folder, SourceOptions(exporter="legacy")).name == name
+
+
+def test_old_weights_are_read_as_data_only(bert_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(bert_folder, folder)
+    state = transformers.BertModel.from_pretrained(bert_folder).state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    options = SourceOptions(exporter="legacy", opset=17)
+    assert open_source(folder, options).sha256 == open_source(bert_folder, options).sha256
+
+    ran = tmp_path / "ran"
+    torch.save({"weight": Payload(ran)}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="can't be loaded"):
+        open_source(folder, options)
+    assert not ran.exists()
+
+
+class Payload:
+    """What a hostile pickle does: it runs something when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
