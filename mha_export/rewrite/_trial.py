@@ -57,26 +57,42 @@ class Trial:
         name = case.name if size_index == 0 else f"{case.name}@{size_index + 1}"
         judgements = []
         for role, (want, rows) in bounds.items():
-            found = judge(actual[role], want, rows.ensemble, rows.floor, coarse=rows.coarse)
-            found = _tolerating_overflow(found, actual[role], want, rows)
+            found = _judged(actual[role], want, rows)
             judgements.append((f"{role} against the oracle", found))
-            if expected is None:
-                continue
-            own = judge(expected[role], want, rows.ensemble, rows.floor, coarse=rows.coarse)
-            own = _tolerating_overflow(own, expected[role], want, rows)
-            if own.status == "fail":
-                self._failure = (
-                    f"case {name}: the original graph does not compute this spec: {role}: "
-                    f"{own.reason}"
+            if expected is not None:
+                judgements += self._with_original(
+                    name, role, actual[role], expected[role], want, rows, exact
                 )
-            twice = judge(
-                actual[role], expected[role], 2 * rows.ensemble, 2 * rows.floor, coarse=rows.coarse
-            )
-            twice = _tolerating_overflow(twice, actual[role], want, rows)
-            judgements.append((f"{role} against the original", twice))
         if expected is not None:
             self._against_original += 1
         self.record(name, judgements)
+
+    def _with_original(
+        self,
+        name: str,
+        role: str,
+        actual: np.ndarray,
+        expected: np.ndarray,
+        want: np.ndarray,
+        rows: ErrorBounds,
+        exact: OracleResult,
+    ) -> list[tuple[str, Judgement]]:
+        """Original against oracle, and replacement against original."""
+        left_out = None
+        own = _judged(expected, want, rows)
+        if own.status == "fail" and self._site.fused_as is not None and role == "output":
+            # A fused operator's kernel may have its own idea of a row without keys (ORT CPU gives
+            # zeros for an additive minimum); the operator's definition is what the spec states.
+            left_out = exact.empty_rows
+            own = _judged(expected, want, rows, left_out=left_out)
+            if own.status != "fail":
+                self.note("the original's kernel gives rows without keys another value here")
+        if own.status == "fail":
+            self._failure = (
+                f"case {name}: the original graph does not compute this spec: {role}: {own.reason}"
+            )
+        twice = _judged(actual, expected, rows, times=2.0, left_out=left_out)
+        return [(f"{role} against the original", twice)]
 
     def note(self, text: str) -> None:
         """What to know about the proof beside its judgements."""
@@ -182,19 +198,29 @@ def _bounds(
     return found
 
 
-def _tolerating_overflow(
-    found: Judgement, actual: np.ndarray, want: np.ndarray, rows: ErrorBounds
+def _judged(
+    actual: np.ndarray,
+    want: np.ndarray,
+    rows: ErrorBounds,
+    *,
+    times: float = 1.0,
+    left_out: np.ndarray | None = None,
 ) -> Judgement:
-    """The judgement of the rows that some plain implementation of this precision can do at all."""
-    if found.status != "fail" or not np.any(rows.overflow) or actual.shape != want.shape:
+    """The judgement, at ``times`` the bound; without some rows where the whole fails.
+
+    Those are the rows no plain implementation of this precision can do, and ``left_out``.
+    """
+    found = judge(
+        actual, want, times * rows.ensemble, times * rows.floor, coarse=times * rows.coarse
+    )
+    skipped = rows.overflow if left_out is None else rows.overflow | left_out
+    if found.status != "fail" or not np.any(skipped) or actual.shape != want.shape:
         return found
-    usable = ~np.broadcast_to(rows.overflow, want.shape[:-1])
+    usable = ~np.broadcast_to(skipped, want.shape[:-1])
     if not np.any(usable):
         return dataclasses.replace(found, status="pass", reason=None, factor=0.0, nan_mismatch=0)
-    return judge(
-        actual[usable],
-        want[usable],
-        np.broadcast_to(rows.ensemble, usable.shape)[usable],
-        np.broadcast_to(rows.floor, usable.shape)[usable],
-        coarse=np.broadcast_to(rows.coarse, usable.shape)[usable],
+    ensemble, floor, coarse = (
+        times * np.broadcast_to(part, usable.shape)[usable]
+        for part in (rows.ensemble, rows.floor, rows.coarse)
     )
+    return judge(actual[usable], want[usable], ensemble, floor, coarse=coarse)
