@@ -19,6 +19,7 @@ from mha_export.forms._grouping import Groups
 from mha_export.forms._hiding import Hiding
 from mha_export.forms._layout import Sizes, as_layout
 from mha_export.forms._mask import Mask, added_parts, hiding_parts
+from mha_export.forms._positions import Offset, offset_of
 from mha_export.forms._prepare import finished, prepare
 from mha_export.forms._products import Piece, Products, scaled_query
 from mha_export.forms._scope import Scope
@@ -58,7 +59,7 @@ class GroupedForm:
         )
         query = as_layout(scope, scaled_query(scope, spec, ready.query), Layout.BHSD)
         value = as_layout(scope, ready.value, Layout.BHSD)
-        parts = hiding_parts(spec)
+        parts = _needed(spec, operands)
         masked = bool(parts or added_parts(spec.mask))
         piece = Piece(
             keys=groups.keys(as_layout(scope, ready.key, Layout.BHSD).value),
@@ -82,6 +83,18 @@ class GroupedForm:
             present_key=ready.present_key,
             present_value=ready.present_value,
         )
+
+
+def _needed(spec: AttentionSpec, operands: Operands) -> frozenset[str]:
+    """The hiding parts, without a diagonal that the only query stands at the end of.
+
+    One query at the end of a cache sees everything before it: ``causal`` hides nothing that the
+    lengths do not. (Lengths that are numbers may leave the count of new keys open: it stays.)
+    """
+    parts = hiding_parts(spec)
+    one = spec.q_len == 1 and not isinstance(spec.kv_len, int) and spec.cache is not None
+    at_end = offset_of(spec) in (Offset.PAST, Offset.LENGTHS)
+    return parts - {"causal"} if one and at_end and operands.score_mask is None else parts
 
 
 def _refusal(spec: AttentionSpec) -> Unsupported | None:
