@@ -35,6 +35,17 @@ MAX_ELEMENTS = 1 << 26
 SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 
+def symbols_in(dim: ir.SymbolicDim) -> frozenset[str]:
+    """The symbols of a dimension's expression; a name that is no expression is one symbol.
+
+    Exporters also write names such as ``Concatonnx::Shape_53_dim_0``.
+    """
+    try:
+        return frozenset(dim.free_symbols())
+    except ValueError:
+        return frozenset() if dim.value is None else frozenset({dim.value})
+
+
 class SizedView:
     """One graph with numbers for its symbolic dimensions and arrays for some of its values.
 
@@ -189,7 +200,7 @@ class SizedView:
                 number = self._sizes.get(f"{value.name}.{axis}")
             elif dim.value in self._sizes:
                 number = self._sizes[dim.value]
-            elif dim.free_symbols() <= self._sizes.keys():
+            elif symbols_in(dim) <= self._sizes.keys():
                 number = dim.evaluate(self._sizes)
             if not isinstance(number, int):
                 return None

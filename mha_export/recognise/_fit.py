@@ -133,7 +133,7 @@ class Fitting:
                 sizes = {
                     other.roles.atoms[draft.roles.atoms.index(atom)].size for other in self.drafts
                 }
-                parts.append(self._part(role, sizes, strides[0][atom], atom.size, atoms, known))
+                parts.append(self._part(role, sizes, strides[0][atom], atom, atoms, known))
         if "t" in roles:
             lists = [coalesced(view.axes[draft.scores.axis]) for view in views]
             parts.extend(self._factors("t", lists, known))
@@ -163,15 +163,39 @@ class Fitting:
         role: str,
         sizes: set[int],
         stride: int,
-        size: int,
+        atom: Atom,
         atoms: Sequence[Atom],
         known: dict[str, Callable[[], Size]],
     ) -> Part:
         if len(sizes) == 1:
-            return Part(role=role, size=size, stride=stride, dim=size)
-        rest = axis_size(tuple((atom.size, 1) for atom in atoms)) // size
-        dim = _divided(self.derive, known.get(role), rest)
-        return Part(role=role, size=size, stride=stride, dim=dim)
+            return Part(role=role, size=atom.size, stride=stride, dim=atom.size)
+        dim = self._shown(atom) if self._varying(atoms) > 1 else None
+        if dim is None:
+            rest = axis_size(tuple((other.size, 1) for other in atoms)) // atom.size
+            dim = _divided(self.derive, known.get(role), rest)
+        return Part(role=role, size=atom.size, stride=stride, dim=dim)
+
+    def _varying(self, atoms: Sequence[Atom]) -> int:
+        """How many of the atoms differ in size between the scenes."""
+        own = self.draft.roles.atoms
+        places = [own.index(atom) for atom in atoms]
+        return sum(len({d.roles.atoms[place].size for d in self.drafts}) > 1 for place in places)
+
+    def _shown(self, atom: Atom) -> Callable[[], Size] | None:
+        """The size of an atom that is an axis of its own on the way to an operand.
+
+        Of a batch of image and row, neither is the whole divided by a number.
+        """
+        for stages in self.draft.stages.values():
+            for stage in reversed(stages):
+                strides = self.draft.roles.strides(stage.view)
+                if strides is None or not strides[atom]:
+                    continue
+                for value, view in stage.places(self.scenes[0]):
+                    for place, axis in enumerate(view.axes):
+                        if axis == ((atom.size, strides[atom]),):
+                            return _sized(self.derive, value, place)
+        return None
 
     def _fitted(self, name: str) -> Tensor | None:
         """The tensor derived from the value nearest to its projection that has all its elements."""
@@ -256,6 +280,8 @@ class Fitting:
                 for roles in ("b", "s", "hd")
             ]
             value = self._round_trip(landing, axes, order)
+            if value is None:
+                continue
             return Heads(
                 value=value,
                 layout=Layout.BSM,
@@ -266,12 +292,17 @@ class Fitting:
 
     def _round_trip(
         self, landing: Landing, axes: list[list[Part]], order: list[list[Part]]
-    ) -> ir.Value:
-        """``landing`` to ``order`` and back; its readers read what comes back."""
+    ) -> ir.Value | None:
+        """``landing`` to ``order`` and back; its readers read what comes back.
+
+        None where the shape that comes back is another at some choice of sizes.
+        """
         readers = list(landing.value.uses())
         derive = Deriver(self.scenes, readers[0][0])
         merged = arranged(landing.value, axes, order, derive)
         back = arranged(merged, order, axes, derive)
+        if any(scene.dims(back) != scene.dims(landing.value) for scene in self.scenes):
+            return None
         back.dtype = back.dtype or self.scenes[0].dtype(landing.value)
         for node, place in readers:
             node.replace_input_with(place, back)

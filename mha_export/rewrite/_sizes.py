@@ -12,6 +12,7 @@ from mha_export.cases._sizes import has_position_rule
 from mha_export.operands import Heads, Layout
 from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context, SizedView
+from mha_export.recognise._evaluate_view import symbols_in
 from mha_export.spec import CausalAlignment
 
 _AXES = {Layout.BSM: (0, 1), Layout.BSHD: (0, 1), Layout.BHSD: (0, 2)}
@@ -165,7 +166,7 @@ def _symbols(model: ir.Model) -> dict[str, bool]:
         for axis, dim in enumerate(value.shape or ()):
             if isinstance(dim, int):
                 continue
-            names = [f"{value.name}.{axis}"] if dim.value is None else sorted(dim.free_symbols())
+            names = [f"{value.name}.{axis}"] if dim.value is None else sorted(symbols_in(dim))
             for name in names:
                 first[name] = first.get(name, True) and axis == 0
     return first
