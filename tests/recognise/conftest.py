@@ -129,3 +129,29 @@ def assert_sound() -> Callable[..., None]:
             check_site(recognition, site, feeds, tolerance)
 
     return check
+
+
+@pytest.fixture
+def random_feeds() -> Callable[..., dict[str, np.ndarray]]:
+    """``random_feeds(model, seed=0, **sizes)``: arrays for every graph input."""
+
+    def make(model: ir.Model, *, seed: int = 0, **sizes: int) -> dict[str, np.ndarray]:
+        known = {"batch": 2, "seq": 5, "keys": 7, "past": 3, **sizes}
+        random = np.random.default_rng(seed)
+        return {value.name or "": _array(value, known, random) for value in model.graph.inputs}
+
+    return make
+
+
+def _array(value: ir.Value, sizes: Mapping[str, int], random: np.random.Generator) -> np.ndarray:
+    assert value.shape is not None
+    shape = [dim if isinstance(dim, int) else sizes[str(dim.value)] for dim in value.shape]
+    if "padding" in (value.name or ""):
+        kept = random.random(shape) < 0.7
+        kept[..., 0] = True
+        return kept if value.dtype == ir.DataType.BOOL else kept.astype(np.float32)
+    if value.dtype == ir.DataType.INT64:
+        return random.integers(0, 5, shape)
+    if value.dtype == ir.DataType.BOOL:
+        return random.random(shape) < 0.7
+    return random.standard_normal(shape).astype(np.float32)
