@@ -1,0 +1,214 @@
+"""What runs in a worker process of ``bench_speed``: one candidate, loaded once, timed in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _speed_work import Plan
+
+from mha_export.forms._weights import random_weights
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A candidate that is ready: times of (repeats, warmup) runs, and the output of one."""
+
+    times: Callable[[int, int], Sequence[float]]
+    output: Callable[[], np.ndarray]
+
+
+_loaded: dict[tuple[str, str], Loaded] = {}
+
+
+def time_plan(plan: Plan, repeats: int, warmup: int) -> list[float]:
+    """Milliseconds of each run."""
+    return list(_ready(plan).times(repeats, warmup))
+
+
+def output_of(plan: Plan) -> np.ndarray:
+    """What one run gives: [1, length, width], or [1, 1, width] of a decode step."""
+    return _ready(plan).output()
+
+
+def _stepped(step: Step, output: Callable[[], np.ndarray]) -> Loaded:
+    """A candidate that runs by a call without arguments; ``output`` reads what it left."""
+
+    def times(repeats: int, warmup: int) -> list[float]:
+        for _ in range(warmup):
+            step()
+        found = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            step()
+            found.append((time.perf_counter() - started) * 1e3)
+        return found
+
+    def one() -> np.ndarray:
+        step()
+        return output()
+
+    return Loaded(times=times, output=one)
+
+
+def _ready(plan: Plan) -> Loaded:
+    key = (plan.work.name, plan.candidate.name)
+    if key not in _loaded:
+        _loaded.clear()
+        runtime = plan.candidate.runtime.partition(":")[0]
+        load = {"cpu": _on_ort, "openvino": _on_openvino, "torch": _on_torch}[runtime]
+        _loaded[key] = load(plan)
+    return _loaded[key]
+
+
+def arrays_of(plan: Plan) -> dict[str, np.ndarray]:
+    """The same numbers for every candidate of a piece of work."""
+    work, rng = plan.work, np.random.default_rng(plan.seed + 1)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    if work.kind == "prefill":
+        return {"hidden_states": draw(1, work.length, work.width)}
+    narrow = work.kv_heads * work.head_dim
+    arrays = {
+        "query": draw(1, 1, work.width),
+        "key": draw(1, 1, narrow),
+        "value": draw(1, 1, narrow),
+    }
+    for name in ("past_key", "past_value"):
+        buffer = draw(1, work.kv_heads, work.length, work.head_dim)
+        # In place the last row is the new token's; by concatenation it is not there yet.
+        arrays[name] = buffer if plan.candidate.in_place else buffer[:, :, :-1].copy()
+    if plan.candidate.in_place:
+        arrays["kv_lengths"] = np.array([work.length], np.int64)
+    return arrays
+
+
+def _on_ort(plan: Plan) -> Loaded:
+    """Inputs and outputs bound once; a cache in place is bound as both."""
+    import onnxruntime as ort
+
+    from mha_export.targets._ort import SessionSetup, open_session
+
+    assert plan.file is not None
+    session = open_session(str(plan.file), SessionSetup(threads=plan.threads))
+    wanted = {value.name for value in session.get_inputs()}
+    values = {
+        name: ort.OrtValue.ortvalue_from_numpy(array)
+        for name, array in arrays_of(plan).items()
+        if name in wanted
+    }
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("output")
+    for value in session.get_outputs():
+        if value.name == "output":
+            continue
+        if plan.candidate.in_place:
+            binding.bind_ortvalue_output(value.name, values[value.name.replace("present", "past")])
+        else:
+            binding.bind_output(value.name)
+    return _stepped(
+        lambda: session.run_with_iobinding(binding),
+        lambda: np.asarray(binding.get_outputs()[0].numpy()),
+    )
+
+
+def _on_openvino(plan: Plan) -> Loaded:
+    import tempfile
+
+    from mha_export.targets import CannotRun, CompileOptions, Program, target_named
+
+    assert plan.file is not None
+    precision = plan.candidate.runtime.partition(":")[2] or "f32"
+    folder = Path(tempfile.mkdtemp(prefix="built-", dir=plan.file.parent))
+    options = CompileOptions(precision=precision, threads=plan.threads, workdir=folder)
+    artifact = target_named("openvino").compile(Program(graphs={"main": plan.file}), options)
+    session = artifact.load()
+    assert not isinstance(session, CannotRun)
+    arrays = arrays_of(plan)
+    return Loaded(
+        times=lambda repeats, warmup: session.time(arrays, repeats=repeats, warmup=warmup),
+        output=lambda: session.run(arrays)["output"],
+    )
+
+
+def _on_torch(plan: Plan) -> Loaded:
+    import torch
+
+    torch.set_num_threads(plan.threads)
+    arrays = {name: torch.from_numpy(array) for name, array in arrays_of(plan).items()}
+    run = (
+        _torch_prefill(plan, arrays) if plan.work.kind == "prefill" else _torch_decode(plan, arrays)
+    )
+    held: list[Any] = []
+
+    def step() -> None:
+        with torch.inference_mode():
+            held[:] = [run()]
+
+    return _stepped(step, lambda: held[0].numpy())
+
+
+def _torch_prefill(plan: Plan, arrays: dict[str, Any]) -> Step:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    work = plan.work
+    weights = {
+        name: torch.from_numpy(array)
+        for name, array in random_weights(work.spec(), plan.seed).items()
+    }
+    x, d = arrays["hidden_states"], work.head_dim
+    mask = None
+    if work.window:
+        at = torch.arange(work.length)
+        distance = at[:, None] - at[None]
+        mask = (distance >= 0) & (distance < work.window)
+
+    def heads(name: str, count: int) -> Any:
+        return (x @ weights[name]).view(1, work.length, count, d).transpose(1, 2)
+
+    def run() -> Any:
+        context = scaled_dot_product_attention(
+            heads("w_q", work.q_heads),
+            heads("w_k", work.kv_heads),
+            heads("w_v", work.kv_heads),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=work.q_heads != work.kv_heads,
+        )
+        return context.transpose(1, 2).reshape(1, work.length, work.width) @ weights["w_o"]
+
+    return run
+
+
+def _torch_decode(plan: Plan, arrays: dict[str, Any]) -> Step:
+    """One token against a cache that already has a row for it: nothing is copied."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    work, d = plan.work, plan.work.head_dim
+    room = torch.zeros(1, work.kv_heads, 1, d)
+    caches = [torch.cat([arrays[f"past_{name}"], room], 2) for name in ("key", "value")]
+    news = [arrays[name].view(1, work.kv_heads, 1, d) for name in ("key", "value")]
+    query = arrays["query"].view(1, work.q_heads, 1, d)
+
+    def run() -> Any:
+        for cache, new in zip(caches, news, strict=True):
+            cache[:, :, -1:] = new
+        key, value = caches
+        context = scaled_dot_product_attention(
+            query, key, value, enable_gqa=work.q_heads != work.kv_heads
+        )
+        return context.transpose(1, 2).reshape(1, 1, work.width)
+
+    return run

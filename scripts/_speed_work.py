@@ -1,0 +1,236 @@
+"""The pieces of work that ``bench_speed`` times, and who may do each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from mha_export.forms import FormParams, build_model, form_named
+from mha_export.spec import (
+    AttentionSpec,
+    CacheSpec,
+    CausalAlignment,
+    EmptyRow,
+    MaskSpec,
+    ProjectionSpec,
+)
+
+RAW = "raw"
+"""The baseline: decomposed, key/value heads repeated, as exporters write it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One piece of work.
+
+    Attributes:
+        kind: ``prefill``, one layer with its projections, or ``decode``, one token without them.
+        length: tokens of the prompt; or keys a decode step sees, the new one included.
+        window: tokens a query sees, itself included; 0 for all.
+    """
+
+    kind: str
+    length: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+    @property
+    def name(self) -> str:
+        window = f" window {self.window}" if self.window else ""
+        heads = f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"
+        return f"{self.kind} {self.length}{window}, {heads}"
+
+    @property
+    def width(self) -> int:
+        return self.q_heads * self.head_dim
+
+    def spec(self, *, cache: str = "concat", dynamic: bool = False) -> AttentionSpec:
+        """What the work states; ``cache`` matters to ``decode`` alone."""
+        mask: dict[str, Any] = {"left_window": self.window - 1} if self.window else {}
+        heads = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        if self.kind == "prefill":
+            length = "s" if dynamic else self.length
+            return AttentionSpec(
+                **heads,
+                batch=1,
+                q_len=length,
+                kv_len=length,
+                mask=MaskSpec(causal=CausalAlignment.TOP_LEFT, **mask),
+                projections=ProjectionSpec(d_model=self.width),
+            )
+        static = cache != "concat"
+        if static:
+            mask["empty_row"] = EmptyRow.ZERO
+        return AttentionSpec(
+            **heads,
+            batch=1,
+            q_len=1,
+            mask=MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT, **mask),
+            cache=CacheSpec(growth=cache, max_length=self.length if static else None),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Who does a piece of work, and how.
+
+    Attributes:
+        runtime: a target, ``openvino:bf16`` for one in another precision, or ``torch``.
+        family: ``raw``, ``fused`` (one op of a vendor), ``ours`` or ``torch``.
+        cache: how decode grows its cache. in_place: past and present are one buffer.
+    """
+
+    name: str
+    runtime: str
+    family: str
+    form: str = ""
+    opset: int = 17
+    options: dict[str, Any] = field(default_factory=dict)
+    cache: str = "concat"
+    dynamic: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        return self.cache != "concat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A candidate with its graph on disk; travels to the worker that times it."""
+
+    work: Work
+    candidate: Candidate
+    file: Path | None
+    threads: int
+    seed: int
+
+
+def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
+    """Everyone who may try; a form that refuses the work is left out by :func:`plan`."""
+    if work.kind == "decode":
+        return _decoders()
+    found = [
+        Candidate(name=RAW, runtime="cpu", family="raw", form="primitive"),
+        Candidate(name="onnx", runtime="cpu", family="fused", form="onnx", opset=23),
+        *([_windowed("onnx, opset 25")] if work.window else []),
+        Candidate(name="ort-mha", runtime="cpu", family="fused", form="ort-mha"),
+        Candidate(name="ort-gqa", runtime="cpu", family="fused", form="ort-gqa"),
+        *(
+            Candidate(
+                name=f"tiled {n}", runtime="cpu", family="ours", form="tiled", options={"tiles": n}
+            )
+            for n in tiles
+        ),
+        *(
+            Candidate(
+                name=f"tiled {n}, whole-tile mask",
+                runtime="cpu",
+                family="ours",
+                form="tiled",
+                options={"tiles": n, "mask": "tile"},
+            )
+            for n in tiles
+        ),
+        Candidate(
+            name=f"tiled {max(tiles)}, dynamic",
+            runtime="cpu",
+            family="ours",
+            form="tiled",
+            options={"tiles": max(tiles)},
+            dynamic=True,
+        ),
+        Candidate(name="torch SDPA", runtime="torch", family="torch"),
+    ]
+    for runtime in ("openvino", *(["openvino:bf16"] if bf16 else [])):
+        found.append(
+            # Opset 23: OpenVINO 2026.4 reads opset 25 and ignores the windows.
+            Candidate(
+                name=f"{runtime} onnx", runtime=runtime, family="fused", form="onnx", opset=23
+            )
+        )
+        found += [
+            Candidate(
+                name=f"{runtime} tiled {n}",
+                runtime=runtime,
+                family="ours",
+                form="tiled",
+                options={"tiles": n},
+            )
+            for n in tiles
+        ]
+    return found
+
+
+def _windowed(name: str) -> Candidate:
+    """The op with a window of its own, instead of a mask."""
+    return Candidate(name=name, runtime="cpu", family="fused", form="onnx", opset=25)
+
+
+def _decoders() -> list[Candidate]:
+    def ours(name: str, **fields: Any) -> Candidate:
+        return Candidate(name=name, runtime="cpu", family="ours", form="grouped", **fields)
+
+    return [
+        Candidate(name=RAW, runtime="cpu", family="raw", form="primitive"),
+        Candidate(name="onnx, concat", runtime="cpu", family="fused", form="onnx", opset=23),
+        Candidate(name="ort-gqa, concat", runtime="cpu", family="fused", form="ort-gqa"),
+        Candidate(
+            name="ort-gqa, shared buffer",
+            runtime="cpu",
+            family="fused",
+            form="ort-gqa",
+            cache="shared_buffer",
+        ),
+        ours("grouped, concat"),
+        ours("grouped, in place (TensorScatter)", opset=24, cache="static"),
+        ours("grouped, in place (ScatterElements)", opset=18, cache="static"),
+        Candidate(
+            name="openvino onnx, concat",
+            runtime="openvino",
+            family="fused",
+            form="onnx",
+            opset=23,
+        ),
+        Candidate(
+            name="openvino grouped, concat", runtime="openvino", family="ours", form="grouped"
+        ),
+        Candidate(name="torch SDPA", runtime="torch", family="torch"),
+    ]
+
+
+def plan(work: Work, candidate: Candidate, folder: Path, *, threads: int, seed: int) -> Plan | str:
+    """The candidate's graph on disk, or why its form cannot state the work."""
+    file = None
+    if candidate.form:
+        form, params = (
+            form_named(candidate.form),
+            FormParams(opset=candidate.opset, options=candidate.options),
+        )
+        spec = work.spec(cache=candidate.cache, dynamic=candidate.dynamic)
+        verdict = form.supports(spec, params)
+        if not verdict:
+            return str(verdict)
+        name = "".join(c if c.isalnum() else "_" for c in candidate.name)
+        file = folder / f"{name}.onnx"
+        ir.save(build_model(form, spec, params, seed=seed), file)
+    return Plan(work=work, candidate=candidate, file=file, threads=threads, seed=seed)
+
+
+def works(
+    prefill: list[int], decode: list[int], *, window: int, heads: dict[str, tuple[int, int, int]]
+) -> list[Work]:
+    """One piece of work a length; with a window the longest prompt once more inside it."""
+    fields = {
+        kind: dict(zip(("q_heads", "kv_heads", "head_dim"), sizes, strict=True))
+        for kind, sizes in heads.items()
+    }
+    found = [Work(kind="prefill", length=n, **fields["prefill"]) for n in prefill]
+    if window and prefill:
+        found.append(dataclasses.replace(found[-1], length=max(prefill), window=window))
+    return found + [Work(kind="decode", length=n, **fields["decode"]) for n in decode]
