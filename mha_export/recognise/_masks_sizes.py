@@ -25,6 +25,7 @@ class ScoreShape:
     Attributes:
         query, key: the node's inputs; ``query_axis`` and ``key_axis`` are their lengths.
         past: a cache the node itself prepends to the keys, [b, k, p, d].
+        element: type of the scores, where ``query`` only stands for their size.
     """
 
     query: ir.Value
@@ -33,10 +34,11 @@ class ScoreShape:
     query_axis: int
     key_axis: int
     past: ir.Value | None = None
+    element: ir.DataType | None = None
 
     @property
     def dtype(self) -> ir.DataType | None:
-        return self.query.dtype
+        return self.element or self.query.dtype
 
     def at(self, view: SizedView) -> tuple[int, ...] | None:
         """[b, h, s, t], or None where a length is unknown."""
