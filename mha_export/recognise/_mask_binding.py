@@ -80,14 +80,16 @@ def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:
     query, key, past = draft.query.heads, draft.key.heads, draft.key.past
     assert query is not None
     assert key is not None
+    asked, met = _measure(fitting, query), _measure(fitting, key)
     reading = read_mask(
         [MaskTerm(value=p.value, kind=p.kind, fill=p.fill) for p in placed],
         scores=ScoreShape(
-            query=query.value,
-            key=key.value,
+            query=asked[0],
+            key=met[0],
             heads=draft.roles.q_heads,
-            query_axis=length_axis(query),
-            key_axis=length_axis(key),
+            query_axis=asked[1],
+            key_axis=met[1],
+            element=scene.dtype(draft.scores.start) or ir.DataType.FLOAT,
             past=None if past is None or past.layout is not Layout.BHSD else past.value,
         ),
         context=scene.context,
@@ -202,6 +204,27 @@ def mask_dims(fitting: Fitting, value: ir.Value | None) -> tuple[Dim, ...] | Non
         first[axis] if len({shape[axis] for shape in shapes if shape}) == 1 else name
         for axis, name in enumerate(names[len(names) - len(first) :])
     )
+
+
+def _measure(fitting: Fitting, heads: Heads) -> tuple[ir.Value, int]:
+    """A value as long as ``heads`` and the axis that says so: a graph input, where one shows it.
+
+    Masks are looked at at sizes of their own; a graph input shows its length there at once, a
+    projection deep in the graph only after everything above it.
+    """
+    scenes = fitting.scenes
+    place = length_axis(heads)
+    wanted = [(scene.dims(heads.value) or (0, 0, 0))[::place][:2] for scene in scenes]
+    if len(scenes) > 1 and all(len({pair[i] for pair in wanted}) > 1 for i in (0, 1)):
+        for value in scenes[0].context.model.graph.inputs:
+            shapes = [scene.dims(value) for scene in scenes]
+            known = [shape for shape in shapes if shape]
+            if len(known) != len(scenes):
+                continue
+            for axis in range(1, len(known[0])):
+                if all((s[0], s[axis]) == w for s, w in zip(known, wanted, strict=True)):
+                    return value, axis
+    return heads.value, place
 
 
 def length_axis(heads: Heads) -> int:

@@ -43,6 +43,7 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
         Scene(shapes=shapes, views=Views(shapes), context=context)
         for shapes in assignments(copy.graph)
     ]
+    context.prefer(scenes[0].shapes.sizes, scenes[0].shapes.known())
     verdicts: list[Verdict] = []
     for node in list(_all_nodes(copy.graph)):
         if is_fused(node):

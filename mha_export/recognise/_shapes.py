@@ -59,6 +59,10 @@ class Shapes:
             return None
         return shape  # type: ignore[return-value]
 
+    def known(self) -> dict[ir.Value, tuple[int, ...]]:
+        """Every shape without an unknown dimension."""
+        return {v: dims for v in self._shapes if (dims := self.dims(v)) is not None}
+
     def content(self, value: ir.Value | None) -> np.ndarray | None:
         """The content of a small value that depends on sizes and constants only."""
         if value is None:
@@ -246,7 +250,8 @@ def constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     """What a Constant node holds, in whichever attribute it holds it."""
     for name, attribute in node.attributes.items():
         if name == "value":
-            return attribute.as_tensor()
+            tensor: ir.TensorProtocol = attribute.value
+            return tensor
         if name in ("value_int", "value_ints"):
             return ir.tensor(np.asarray(attribute.value, np.int64))
         if name in ("value_float", "value_floats"):
