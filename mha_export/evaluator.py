@@ -25,7 +25,7 @@ class Evaluator(Protocol):
     name: str
 
     def run(self, model: ir.Model, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Outputs by name.
+        """Outputs by name. A model that was run is not changed afterwards: its session is kept.
 
         Errors:
             mha_export.errors.MhaExportError: the model could not be loaded or run; the message

@@ -6,11 +6,13 @@ reference) run in this process; every other target runs in one worker that all i
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -18,13 +20,31 @@ from mha_export.errors import MhaExportError
 from mha_export.evaluator import Arrays, Evaluator
 from mha_export.targets._files import model_bytes
 from mha_export.targets._registry import target_named
-from mha_export.targets._target import CannotRun, CompileOptions, Program, Target
+from mha_export.targets._target import CannotRun, CompileOptions, Program, Session, Target
 from mha_export.targets._worker import Job, Limits, Worker
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 LIMITS = Limits(seconds=60.0)
+S = TypeVar("S")
+
+
+class _Recent(Generic[S]):
+    """The sessions of the last few models: a proof runs the same two on every case."""
+
+    def __init__(self, most: int = 4) -> None:
+        self._most = most
+        self._kept: OrderedDict[object, tuple[object, S]] = OrderedDict()
+
+    def get(self, key: object, owner: object, make: Callable[[], S]) -> S:
+        """The session under ``key``. ``owner`` is kept alive with it, so that an id stays its."""
+        if key not in self._kept:
+            self._kept[key] = (owner, make())
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key][1]
 
 
 class EvaluationError(MhaExportError):
@@ -55,12 +75,15 @@ class _OrtCpuEvaluator:
 
         self.name = f"cpu (onnxruntime {onnxruntime.__version__})"
         self._setup = SessionSetup(threads=1)
+        self._recent: _Recent[onnxruntime.InferenceSession] = _Recent()
 
     def run(self, model: ir.Model, inputs: Arrays) -> dict[str, np.ndarray]:
         from mha_export.targets._ort import from_ort_value, open_session, quiet_run, to_ort_value
 
         try:
-            session = open_session(model_bytes(model), self._setup)
+            session = self._recent.get(
+                id(model), model, lambda: open_session(model_bytes(model), self._setup)
+            )
             names = [output.name for output in session.get_outputs()]
             feeds = {
                 value.name: to_ort_value(_input(inputs, value.name))
@@ -79,12 +102,14 @@ class _ReferenceEvaluator:
         import onnx
 
         self.name = f"reference (onnx {onnx.__version__})"
+        self._recent: _Recent[Session] = _Recent()
 
     def run(self, model: ir.Model, inputs: Arrays) -> dict[str, np.ndarray]:
         from mha_export.targets.reference import ReferenceSession
 
         try:
-            return ReferenceSession(model).run(inputs)
+            session = self._recent.get(id(model), model, lambda: ReferenceSession(model))
+            return session.run(inputs)
         except Exception as error:
             raise EvaluationError(_words(self.name, error)) from error
 
@@ -118,16 +143,31 @@ class WorkerEvaluator:
 def evaluate(
     target: str, precision: str | None, model: bytes, inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Compile, load and run once; the body of one worker request."""
-    with tempfile.TemporaryDirectory(prefix="mha_export-eval-", ignore_cleanup_errors=True) as name:
-        path = Path(name) / "model.onnx"
-        path.write_bytes(model)
-        options = CompileOptions(precision=precision, threads=1, workdir=Path(name) / "built")
-        artifact = target_named(target).compile(Program(graphs={"main": path}), options)
-        session = artifact.load()
-        if isinstance(session, CannotRun):
-            raise EvaluationError(session.reason, fix=session.fix)
-        return session.run(inputs)
+    """Compile and load, or take the session of an equal recent model, and run once.
+
+    The body of one worker request.
+    """
+    key = (target, precision, hashlib.sha256(model).hexdigest())
+    _, session = _in_worker.get(key, None, lambda: _opened(target, precision, model))
+    return session.run(inputs)
+
+
+_in_worker: _Recent[tuple[tempfile.TemporaryDirectory[str], Session]] = _Recent()
+
+
+def _opened(
+    target: str, precision: str | None, model: bytes
+) -> tuple[tempfile.TemporaryDirectory[str], Session]:
+    """A session, and the folder it may still read from."""
+    folder = tempfile.TemporaryDirectory(prefix="mha_export-eval-", ignore_cleanup_errors=True)
+    path = Path(folder.name) / "model.onnx"
+    path.write_bytes(model)
+    options = CompileOptions(precision=precision, threads=1, workdir=Path(folder.name) / "built")
+    artifact = target_named(target).compile(Program(graphs={"main": path}), options)
+    session = artifact.load()
+    if isinstance(session, CannotRun):
+        raise EvaluationError(session.reason, fix=session.fix)
+    return folder, session
 
 
 def _input(inputs: Arrays, name: str) -> np.ndarray:
