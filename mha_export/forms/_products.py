@@ -60,19 +60,24 @@ class Products:
             by_head: masks have a head or batch axis, so they meet the scores as [b, h, s, t].
         """
         queries = self.groups.queries(q_bhsd)
-        scores = [self._scores(queries, rows, piece, parts, by_head=by_head) for piece in pieces]
         wide = ir_dtype(self.spec.effective_softmax_dtype)
+        scores = [
+            cast(self.scope, self._scores(queries, rows, piece, parts, by_head=by_head), wide)
+            for piece in pieces
+        ]
         if self.operands.sinks is not None:
             scores.append(self._sink_column(self.operands.sinks, rows, by_head=by_head))
-            values = self._with_zero_row(values)
         joined = scores[0]
         if len(scores) > 1:
             joined = self.scope.op("Concat", scores, {"axis": -1}, dtype=joined.dtype)
-        joined = cast(self.scope, joined, wide)
         weights = self.scope.op("Softmax", [joined], {"axis": -1}, dtype=wide)
         weights = cast(self.scope, weights, ir_dtype(self.spec.io_dtype))
+        columns: Count = 0
+        if self.operands.sinks is not None and self.groups.rows:
+            weights = self._without_sink(weights)
+        elif self.operands.sinks is not None:
+            values, columns = self._with_zero_row(values), 1
         if by_head:
-            columns: Count = int(self.operands.sinks is not None)
             for piece in pieces:
                 columns = self.counts.add(columns, piece.count)
             weights = self.groups.arranged(weights, rows, columns)
@@ -109,13 +114,18 @@ class Products:
         heads = [self.spec.q_heads] if by_head else self.groups.head_sizes
         each = ints(scope, 1, *heads, 1, 1)
         column = scope.op("Reshape", [sinks, each], dtype=sinks.dtype)
-        column = cast(scope, column, ir_dtype(self.spec.io_dtype))
+        column = cast(scope, column, ir_dtype(self.spec.effective_softmax_dtype))
         lead = [self.sizes.batch, ints(scope, *heads), self.counts.value(rows), ints(scope, 1)]
         shape = scope.op("Concat", lead, {"axis": 0}, dtype=ir.DataType.INT64)
         return scope.op("Expand", [column, shape], dtype=column.dtype)
 
+    def _without_sink(self, weights: ir.Value) -> ir.Value:
+        """Few queries: the weights are smaller than the values, so that they are what is copied."""
+        inputs = [weights, *(ints(self.scope, n) for n in (0, -1, -1))]
+        return self.scope.op("Slice", inputs, dtype=weights.dtype)
+
     def _with_zero_row(self, values: ir.Value) -> ir.Value:
-        """The value of the sink: nothing. (Cheaper than cutting its weights off.)"""
+        """Many queries: the sink gets a value of nothing, cheaper than cutting its weights off."""
         axis = self.groups.key_axis
         pads = [0] * (2 * (axis + 2))
         pads[axis + 2 + axis] = 1

@@ -201,6 +201,12 @@ def test_an_absorbing_fill_needs_no_pass_over_the_values() -> None:
     assert "ReduceMean" in _types(_model(_spec(mask=apart)))
 
 
+def test_a_sink_does_not_copy_the_values() -> None:
+    model = _model(_static().replace(sinks=True), opset=24)
+    readers = [use.node.op_type for value in model.graph.outputs for use in value.uses()]
+    assert sorted(readers) == ["MatMul", "Transpose"]
+
+
 @pytest.mark.parametrize("opset", [18, 24])
 def test_what_is_said_around_the_products(opset: int) -> None:
     verdict = FORM.supports(_static(), FormParams(opset=opset))
