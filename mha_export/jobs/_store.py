@@ -7,11 +7,14 @@ once; a further variant costs kilobytes.
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import onnx_ir as ir
@@ -23,6 +26,7 @@ PORTABLE = "portable"
 ORIGINAL = "original"
 """The unmodified graph beside the variants: what parity and ``--vs raw`` refer to."""
 WEIGHTS = "weights.bin"
+MANIFEST = "export.json"
 INLINE_BYTES = 1024
 """Tensors up to this size stay in the graph: shapes, scales and scalars that optimisers fold."""
 _ALIGNMENT = 4096
@@ -30,15 +34,55 @@ _ALIGN_ABOVE_BYTES = 64 * 1024
 _PROTOBUF_LIMIT = 2**31 - 1
 
 
+def check_folder(out: Path) -> None:
+    """Before long work: can ``out`` become an export folder?
+
+    Errors:
+        InputError: ``out``, or a part of its path, is a file, or may not be written.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; expected a folder", fix="choose another -o")
+    # A new folder is a sibling renamed; an old one gets its files replaced, from that sibling.
+    for folder in (out.absolute().parent, *([out] if out.exists() else [])):
+        _check_writable(out, folder)
+
+
+def check_file(out: Path) -> None:
+    """Before long work: can ``out`` be written?
+
+    Errors:
+        InputError: ``out`` is a folder, or lies in none, or in one that may not be written.
+    """
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; expected a file", fix="choose another -o")
+    parent = out.absolute().parent
+    if not parent.is_dir():
+        raise InputError(f"cannot write {out}: {parent} is no folder", fix="make the folder first")
+    _check_writable(out, parent)
+
+
+def _check_writable(out: Path, folder: Path) -> None:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"cannot write {out}: {folder} is a file", fix="choose another -o")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"cannot write {out}: no permission in {folder}", fix="choose a folder you may write"
+        )
+
+
 @contextmanager
 def staged_folder(out: Path) -> Iterator[Path]:
     """A temporary sibling of ``out`` that replaces its files when the block ends without error.
 
+    What an export that was killed left beside ``out`` is removed.
+
     Errors:
         InputError: ``out`` is a file, or its parent cannot be written.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; expected a folder", fix="choose another -o")
+    check_folder(out)
+    _remove_abandoned(out)
     stage = out.parent / f".{out.name}.partial-{os.getpid()}"
     shutil.rmtree(stage, ignore_errors=True)
     try:
@@ -49,17 +93,75 @@ def staged_folder(out: Path) -> Iterator[Path]:
         ) from error
     try:
         yield stage
-        _move_into_place(stage, out)
+        with _one_at_a_time(out.absolute().parent):
+            _move_into_place(stage, out)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
 def _move_into_place(stage: Path, out: Path) -> None:
+    """Make ``out`` what ``stage`` is; other files in it stay.
+
+    Into a folder that exists the files go one by one. Its manifest is removed first and comes
+    last, so that whoever reads the folder meanwhile, or after a crash, sees no export in it
+    rather than graphs of one export with weights of another.
+    """
     if not out.exists():
         stage.rename(out)
         return
-    for path in sorted(stage.iterdir()):
+    stale = _files_of_export(out) - {path.name for path in stage.iterdir()}
+    (out / MANIFEST).unlink(missing_ok=True)
+    for name in sorted(stale):
+        (out / name).unlink(missing_ok=True)
+    for path in sorted(stage.iterdir(), key=lambda path: (path.name == MANIFEST, path.name)):
         path.replace(out / path.name)
+
+
+def _files_of_export(out: Path) -> set[str]:
+    """Names of the graphs and weights that the export in ``out`` wrote; none without one."""
+    try:
+        variants = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["variants"]
+        graphs = {Path(variant["file"]).name for variant in variants}
+    except (OSError, ValueError, LookupError, TypeError):
+        return set()
+    return graphs | {f"{ORIGINAL}.onnx", WEIGHTS}
+
+
+def _remove_abandoned(out: Path) -> None:
+    for stage in out.parent.glob(f".{glob.escape(out.name)}.partial-*"):
+        pid = stage.name.rpartition("-")[2].partition(".")[0]
+        if pid.isdecimal() and not _is_running(int(pid)):
+            if stage.is_dir():
+                shutil.rmtree(stage, ignore_errors=True)
+            else:
+                stage.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    import psutil
+
+    return psutil.pid_exists(pid)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process moves an export into ``folder``.
+
+    The lock is on the folder itself: it leaves no file and ends with its process. Systems and file
+    systems that have no such lock go without.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -71,7 +173,8 @@ def staged_file(out: Path) -> Iterator[Path]:
     """
     if out.is_dir():
         raise InputError(f"{out} is a folder; expected a file", fix="choose another -o")
-    stage = out.with_name(f".{out.stem}.partial-{os.getpid()}{out.suffix}")
+    _remove_abandoned(out)
+    stage = out.with_name(f".{out.name}.partial-{os.getpid()}{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield stage

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from mha_export.jobs._plan import Plan, read_plan
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import FAILED, OK, JobResult
 from mha_export.jobs._settings import ExportSettings, SourceSettings
-from mha_export.jobs._store import ORIGINAL, PORTABLE, file_sha256, staged_folder, write_models
+from mha_export.jobs._store import (
+    MANIFEST,
+    ORIGINAL,
+    PORTABLE,
+    check_folder,
+    file_sha256,
+    staged_folder,
+    write_models,
+)
 from mha_export.jobs.inspect import count_nodes, model_record, site_records
 from mha_export.recognise import NotAttention, Recognition, Site, recognise
 from mha_export.report.records import (
@@ -43,6 +52,7 @@ from mha_export.spec import AttentionSpec, DType
 from mha_export.targets import (
     Available,
     Target,
+    TargetRequest,
     capabilities_for,
     evaluator_of,
     parse_target,
@@ -53,18 +63,26 @@ from mha_export.targets import (
 
 @dataclass(frozen=True, kw_only=True)
 class _Destination:
-    """One variant to make: its name, the forms to try and the opset ceiling."""
+    """One variant to make: its name, the forms to try and the opset ceiling.
+
+    One file serves every precision that was asked of its target.
+    """
 
     name: str
     forms: tuple[str, ...]
     max_opset: int
     target: Target | None
+    precisions: tuple[str | None, ...] = (None,)
 
     def veto(self, form: str, spec: AttentionSpec) -> str | None:
         """Why the target cannot be given ``form``: what it was seen to do, here or elsewhere."""
         if self.target is None:
             return None
-        return capabilities_for(self.target).refusal(form, spec)
+        refusals = (
+            capabilities_for(self.target, precision).refusal(form, spec)
+            for precision in self.precisions
+        )
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 def export_model(
@@ -91,6 +109,7 @@ def export_model(
     source_settings = source_settings or SourceSettings()
     settings = settings or ExportSettings()
     destinations = _destinations(targets, settings.form)
+    check_folder(Path(out))
     plan = read_plan(settings.plan)
     progress("reading the model")
     loaded = open_source(source, source_settings.for_frontend())
@@ -102,7 +121,7 @@ def export_model(
     models: dict[str, ir.Model] = {ORIGINAL: loaded.model}
     variants: list[VariantRecord] = []
     recognition = exporter.recognition_at(None)
-    _require_attention(recognition, loaded)
+    _require_attention(recognition, loaded, source)
     for destination in destinations:
         rewritten = exporter.variant(destination)
         models[destination.name] = rewritten.model
@@ -195,7 +214,11 @@ def _destinations(names: Sequence[str], form: str | None) -> list[_Destination]:
     wanted: dict[str, _Destination] = {}
     for name in names or ("all",):
         for destination in _named(name, form):
-            wanted.setdefault(destination.name, destination)
+            earlier = wanted.get(destination.name)
+            if earlier is not None:
+                precisions = dict.fromkeys((*earlier.precisions, *destination.precisions))
+                destination = replace(earlier, precisions=tuple(precisions))
+            wanted[destination.name] = destination
     return list(wanted.values())
 
 
@@ -204,16 +227,18 @@ def _named(name: str, form: str | None) -> list[_Destination]:
         forms = (PORTABLE,) if form is None else (form,)
         return [_Destination(name=PORTABLE, forms=forms, max_opset=26, target=None)]
     if name == "all":
-        return [_of_target(request.target, form) for request in parse_targets(["all"])]
-    return [_of_target(parse_target(name).target, form)]
+        return [_of_target(request, form) for request in parse_targets(["all"])]
+    return [_of_target(parse_target(name), form)]
 
 
-def _of_target(target: Target, form: str | None) -> _Destination:
+def _of_target(request: TargetRequest, form: str | None) -> _Destination:
+    target = request.target
     return _Destination(
         name=target.name,
         forms=target.default_forms if form is None else (form,),
         max_opset=target.max_opset,
         target=target,
+        precisions=(request.precision,),
     )
 
 
@@ -228,14 +253,15 @@ def _evaluator_for(target: Target | None) -> Evaluator:
     )
 
 
-def _require_attention(recognition: Recognition, loaded: LoadedModel) -> None:
+def _require_attention(recognition: Recognition, loaded: LoadedModel, source: Any) -> None:
     if any(not isinstance(verdict, NotAttention) for verdict in recognition.verdicts):
         return
     seen = len(recognition.verdicts)
+    where = shlex.quote(str(source)) if isinstance(source, (str, Path)) else "MODEL"
     found = f"its {seen} softmax nodes are something else" if seen else "it has no softmax"
     raise InputError(
         f"{loaded.name} has no attention: {found}",
-        fix=f"mha-export inspect {loaded.name} lists every softmax with its verdict",
+        fix=f"mha-export inspect {where} lists every softmax with its verdict",
     )
 
 
@@ -317,5 +343,5 @@ def _write(
             {**record.to_json(), "variants": [v.to_json() for v in hashed]}
         )
         validate("export", record.to_json())
-        write_json(stage / "export.json", record)
+        write_json(stage / MANIFEST, record)
     return record

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import CANNOT_RUN, OK, JobResult
+from mha_export.jobs._store import check_file
 from mha_export.measure.machine import machine_record
 from mha_export.report.records import (
     CapabilityRecord,
@@ -49,6 +50,8 @@ def doctor(
     Errors:
         InputError: an unknown target.
     """
+    if output is not None:
+        check_file(Path(output))
     requests = parse_targets(targets) if targets else _everything()
     rows = tuple(_row(request, quick=quick, progress=progress) for request in requests)
     record = DoctorRecord(machine=machine_record(), targets=rows)

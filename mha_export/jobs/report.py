@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mha_export import report
 from mha_export.jobs._result import JobResult
+from mha_export.jobs._store import check_file
 
 
 def write_report(
@@ -22,6 +23,7 @@ def write_report(
         InputError: no results file is usable, or the suffix names no format.
     """
     report.format_for(output)
+    check_file(Path(output))
     merged = report.open_report(results, against=against)
     verdict = report.verdict_of(merged)
     written = report.write_report(merged, output)

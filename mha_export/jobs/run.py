@@ -11,7 +11,7 @@ from pathlib import Path
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult, worst
 from mha_export.jobs._settings import RunSettings, Workload
-from mha_export.jobs._store import ORIGINAL
+from mha_export.jobs._store import ORIGINAL, check_file
 from mha_export.jobs._subject import Candidate, Subject, open_subject
 from mha_export.jobs._trial import Trial, open_trials
 from mha_export.measure.latency import Contender, LatencySettings, Timing, measure_latency
@@ -55,6 +55,8 @@ def run_models(
         InputError: bad folder, model, target, inputs or sizes.
     """
     settings = settings or RunSettings()
+    if output is not None:
+        check_file(Path(output))
     subject = open_subject(Path(model), targets)
     keep_in = None if output is None else Path(output).with_suffix(".failing")
     with ExitStack() as stack:

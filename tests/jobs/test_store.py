@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +12,17 @@ import onnx_ir as ir
 import pytest
 
 from mha_export.errors import InputError
-from mha_export.jobs._store import INLINE_BYTES, WEIGHTS, staged_file, staged_folder, write_models
+from mha_export.jobs._store import (
+    INLINE_BYTES,
+    MANIFEST,
+    ORIGINAL,
+    WEIGHTS,
+    check_file,
+    check_folder,
+    staged_file,
+    staged_folder,
+    write_models,
+)
 
 
 def model_with(array: np.ndarray, *, op: str = "Add") -> ir.Model:
@@ -16,7 +30,9 @@ def model_with(array: np.ndarray, *, op: str = "Add") -> ir.Model:
     weight = ir.val("weight", const_value=ir.tensor(array, name="weight"))
     y = ir.val("y", dtype=ir.DataType.FLOAT, shape=array.shape)
     node = ir.Node("", op, [x, weight], outputs=[y], name="node")
-    graph = ir.Graph([x], [y], nodes=[node], initializers=[weight], opset_imports={"": 21}, name="main")
+    graph = ir.Graph(
+        [x], [y], nodes=[node], initializers=[weight], opset_imports={"": 21}, name="main"
+    )
     return ir.Model(graph, ir_version=10)
 
 
@@ -116,3 +132,83 @@ def test_a_file_whose_writing_fails_is_untouched(tmp_path: Path) -> None:
 def test_output_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder"), staged_file(tmp_path):
         pass
+
+
+def write_export(out: Path, *variants: str) -> None:
+    with staged_folder(out) as stage:
+        for name in (*variants, f"{ORIGINAL}.onnx", WEIGHTS):
+            (stage / name).write_text("graph")
+        manifest = {"variants": [{"file": name} for name in variants]}
+        (stage / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_graphs_of_an_earlier_export_do_not_stay_beside_weights_of_a_later_one(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    write_export(out, "cpu.onnx", "openvino.onnx")
+    (out / "mine.onnx").write_text("mine")
+    write_export(out, "cpu.onnx")
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["cpu.onnx", MANIFEST, "mine.onnx", f"{ORIGINAL}.onnx", WEIGHTS]
+    )
+
+
+def test_a_move_that_stops_halfway_leaves_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    write_export(out, "cpu.onnx")
+    move = Path.replace
+
+    def stop_at_weights(self: Path, target: Path) -> Path:
+        if self.name == WEIGHTS:
+            raise KeyboardInterrupt
+        return move(self, target)
+
+    monkeypatch.setattr(Path, "replace", stop_at_weights)
+    with pytest.raises(KeyboardInterrupt):
+        write_export(out, "cpu.onnx")
+    assert not (out / MANIFEST).exists()
+
+
+def test_what_a_killed_export_left_is_removed_and_that_of_a_live_one_is_not(
+    tmp_path: Path,
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    live = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        for process in (ended, live):
+            (tmp_path / f".out.partial-{process.pid}").mkdir()
+        other = tmp_path / f".out2.partial-{ended.pid}"
+        other.mkdir()
+        write_export(tmp_path / "out", "cpu.onnx")
+        left = {path.name for path in tmp_path.iterdir()}
+    finally:
+        live.communicate()
+    assert left == {"out", f".out.partial-{live.pid}", other.name}
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "words"),
+    [
+        pytest.param(check_folder, "file", "is a file", id="folder-is-file"),
+        pytest.param(check_folder, "file/out", "is a file", id="folder-under-file"),
+        pytest.param(check_file, "folder", "is a folder", id="file-is-folder"),
+        pytest.param(check_file, "none/r.json", "is no folder", id="file-in-no-folder"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_before_work(
+    check: Callable[[Path], None], path: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=words):
+        check(tmp_path / path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_new_nested_folder_is_fine(tmp_path: Path) -> None:
+    check_folder(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
