@@ -73,7 +73,7 @@ def _attribute(digest: _Hash, attribute: ir.Attr) -> None:
             _text(digest, attribute.name, "graphs")
             _graph(digest, graph)
     elif attribute.type == ir.AttributeType.TENSOR:
-        _tensor(digest, attribute.name, attribute.as_tensor())
+        _tensor(digest, attribute.name, attribute.value)
     elif attribute.type == ir.AttributeType.TENSORS:
         for tensor in attribute.as_tensors():
             _tensor(digest, attribute.name, tensor)

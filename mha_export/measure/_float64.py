@@ -124,7 +124,7 @@ def _wide(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 def _widen_attributes(node: ir.Node) -> None:
     for name, attribute in list(node.attributes.items()):
         if attribute.type is ir.AttributeType.TENSOR:
-            tensor = attribute.as_tensor()
+            tensor = attribute.value
             if tensor.dtype.is_floating_point():
                 node.attributes[name] = ir.AttrTensor(name, _wide(tensor))
         elif name in _TYPE_ATTRIBUTES and _names_float(attribute):

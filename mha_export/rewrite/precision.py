@@ -254,7 +254,7 @@ class _Caster:
             node.replace_input_with(index, new)
         attribute = node.attributes.get("value")
         if attribute is not None and node.op_type == "ConstantOfShape":
-            tensor = attribute.as_tensor()
+            tensor = attribute.value
             if tensor.dtype in _FLOATS:
                 fitted = _within(tensor.numpy(), self._to)
                 node.attributes["value"] = ir.AttrTensor("value", ir.tensor(fitted))
