@@ -17,8 +17,13 @@ from mha_export.bounds._plain import (
 )
 from mha_export.oracle import OracleInputs, OracleResult
 from mha_export.oracle._inputs import geometry_of
+from mha_export.oracle._mask import MINIMUM
 from mha_export.oracle._rotary import rotate_all_keys, rotate_new
 from mha_export.spec import AttentionSpec, DType, EmptyRow, QkNormSpec, QkOutput
+
+
+_ABSORBS = 0.25
+"""Of the lowest finite number: what is added and lies below this absorbs every score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +102,9 @@ def _floor_and_spread(
     v = np.repeat(problem.v_bkte, group, axis=1)
     live = probabilities > 0
     additive = np.where(live & np.isfinite(problem.additive_bhst), problem.additive_bhst, 0.0)
-    size = np.abs(additive) + _score_rounding(problem, np.swapaxes(k, -1, -2), roundings, dtype)
+    absorbed = additive <= _ABSORBS * MINIMUM[dtype]
+    felt = np.where(absorbed, 0.0, np.abs(additive))  # a score it absorbs leaves no rounding behind
+    size = felt + _score_rounding(problem, np.swapaxes(k, -1, -2), roundings, dtype)
     scores = problem.scale * np.matmul(problem.q_bhsd, np.swapaxes(k, -1, -2)) + additive
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf, where=live)
     below = np.where(live, top - np.where(live, scores, 0.0), 0.0)

@@ -188,6 +188,12 @@ SCENARIOS: tuple[Scenario, ...] = (
         shape=_shapes.extreme_bias,
     ),
     Scenario(
+        name="minimum_bias",
+        traits=("bias_minimum",),
+        applies=lambda spec: spec.mask.bias is not None,
+        shape=_shapes.minimum_bias,
+    ),
+    Scenario(
         name="window_edge",
         traits=("window_edge",),
         batch=1,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from mha_export.cases._draw import LARGEST, Stream, rounded, short_factor
 from mha_export.cases._sizes import Sizes, is_static
 from mha_export.oracle import Array, OracleInputs, attention, hidden_pairs
+from mha_export.oracle._mask import MINIMUM
 from mha_export.spec import AttentionSpec, DType, EmptyRow, QkOutput
 
 
@@ -208,6 +209,30 @@ def extreme_bias(
     bias = np.where(pick < 0.25, -np.inf, np.where(pick < 0.4, -1e4, bias))
     bias = np.where(pick > 0.85, bias + 20.0, bias)
     return inputs.replace(bias=np.where(needed.reshape(bias.shape), inputs.bias, bias))
+
+
+def minimum_bias(
+    spec: AttentionSpec, sizes: Sizes, stream: Stream, inputs: OracleInputs
+) -> OracleInputs | None:
+    """Rows as exporters write them: all at the dtype's minimum, or -inf and the minimum mixed.
+
+    The minimum absorbs every score, so such a row is the mean over the keys that hold it. Half
+    precision has no number that does: what -65504 plus a score gives depends on who rounds. Under
+    a fill of the same minimum the keys that are hidden would count too, and nobody means that.
+    """
+    assert inputs.bias is not None
+    if spec.io_dtype is DType.FP16 or (spec.mask.fill == "min" and spec.mask.hides_keys):
+        return None
+    if inputs.bias.ndim < 2 or inputs.bias.shape[-2] < 2:
+        return None
+    low = MINIMUM[spec.io_dtype]
+    bias = inputs.bias.copy()
+    bias[..., -1, :] = low
+    bias[..., 0, 1::2] = low
+    if bias.shape[-2] > 2 and bias.shape[-1] > 1:
+        bias[..., -2, :] = low
+        bias[..., -2, 1::2] = -np.inf
+    return inputs.replace(bias=bias)
 
 
 def rounded_inputs(inputs: OracleInputs, dtype: DType) -> OracleInputs:

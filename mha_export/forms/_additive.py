@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from mha_export.forms._layout import Sizes
+from mha_export.forms._layout import Sizes, lowest
 from mha_export.forms._mask import Mask, added_parts, hiding_parts
 from mha_export.forms._rows import absorbing_fill, policy_of
 from mha_export.forms._scope import Scope
@@ -46,8 +46,12 @@ def additive_mask(
     native: frozenset[str],
     *,
     sink_column: bool = False,
+    minimum_hides: bool = False,
 ) -> ir.Value | None:
     """[b or 1, h or 1, s, t] float: everything the form's attributes do not say; None for nothing.
+
+    With ``minimum_hides`` the op may take its dtype's minimum for -inf, and give a row of nothing
+    else zeros. A bias operand can hold it: half of it absorbs every score just as well.
 
     With ``sink_column`` it is [b or 1, h, s, t + 1], see :mod:`mha_export.forms._sink`.
     """
@@ -58,6 +62,11 @@ def additive_mask(
         # Kernels take their dtype's minimum for -inf; half of it still absorbs every score.
         floor = mask.constant(fill)
         value = scope.op("Max", [value, floor], dtype=value.dtype)
+    elif value is not None and minimum_hides and spec.mask.bias is not None:
+        lowest_value = mask.constant(lowest(spec.io_dtype))
+        is_lowest = scope.op("Equal", [value, lowest_value], dtype=ir.DataType.BOOL)
+        half = mask.constant(absorbing_fill(spec.io_dtype))
+        value = scope.op("Where", [is_lowest, half, value], dtype=value.dtype)
     if sink_column and operands.sinks is not None:
         return with_sink_column(scope, spec, sizes, value, operands.sinks)
     return None if value is None else mask.full(value, rest)

@@ -277,6 +277,7 @@ class _Node:
             self.mask,
             self.native,
             sink_column=True,
+            minimum_hides=True,
         )
 
     def _keep_mask(self, rest: frozenset[str]) -> ir.Value | None:

@@ -181,7 +181,9 @@ class _Node:
         )
         native = _native(spec)
         # The op's own causal mask stays beside a bound one: hiding twice with -inf hides once.
-        bias = additive_mask(scope, spec, operands, self.sizes, self.mask, native)
+        bias = additive_mask(
+            scope, spec, operands, self.sizes, self.mask, native, minimum_hides=True
+        )
         made = self._op(ready, bias, native)
         output = Heads(value=made[0], layout=Layout.BSM, heads=spec.q_heads, dim=spec.head_dim)
         present = [
