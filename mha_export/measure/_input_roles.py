@@ -14,7 +14,9 @@ import onnx_ir as ir
 from mha_export.errors import InputError
 from mha_export.spec import Dim
 
-Role = Literal["ids", "positions", "mask", "past", "lengths", "float", "bool", "integer"]
+Role = Literal[
+    "ids", "positions", "mask", "bias", "past", "lengths", "prefix", "float", "bool", "integer"
+]
 
 _CARRIES = frozenset(
     (
@@ -84,16 +86,18 @@ def _axis(name: str, axis: int, dim: int | ir.SymbolicDim) -> Dim:
 
 def _kind(name: str, dtype: np.dtype, rank: int, limit: int | None) -> Role:
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    if any("mask" in word for word in words) or "padding" in words:
+    if any("mask" in word for word in words) or words & {"padding", "keep"}:
         return "mask"
     if dtype.kind == "b":
         return "bool"
     if dtype.kind not in "iu":
+        if "bias" in words and rank >= 2:
+            return "bias"
         return "past" if words & {"past", "cache", "key", "value"} and rank >= 3 else "float"
     if any(word.startswith("position") for word in words):
         return "positions"
     if any("len" in word for word in words) and rank <= 1:
-        return "lengths"
+        return "prefix" if "prefix" in words else "lengths"
     return "ids" if limit is not None else "integer"
 
 
@@ -138,6 +142,6 @@ def _constant(value: ir.Value | None) -> int | None:
         attribute = None if node is None else node.attributes.get("value")
         if node is None or node.op_type != "Constant" or attribute is None:
             return None
-        tensor = attribute.as_tensor()
+        tensor = attribute.value
     array = tensor.numpy()
     return int(array.item()) if array.size == 1 and array.dtype.kind in "iu" else None

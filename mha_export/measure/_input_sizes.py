@@ -55,6 +55,10 @@ def sizes_of(
     _check_known(dims or {}, shapes or {}, symbols, roles)
     mask_like = {"mask"}
     past = has_past(roles)
+    if past:
+        for symbol in sorted(symbols - chosen.keys()):
+            if _is_key_length(symbol):
+                chosen[symbol] = lengths.total
     for role in roles:
         for axis, dim in enumerate(role.shape):
             if isinstance(dim, str) and dim.isidentifier() and dim not in chosen:
@@ -128,9 +132,25 @@ def _by_name(symbol: str, axis: int, lengths: Lengths, *, total: bool) -> int:
         return lengths.total
     if _is_past(name):
         return lengths.past
-    if re.search(r"enc|mem|cross|source|src", name):
+    if re.search(r"enc|mem|cross|source|src", name) or _is_key_length(name):
         return lengths.other
     return lengths.seq
+
+
+def _is_key_length(symbol: str) -> bool:
+    """A symbol for the keys alone: all of them where there is a cache, else another sequence's."""
+    return bool(re.fullmatch(r"(kv|key)_?(seq(uence)?_?)?len(gth)?", symbol.lower()))
+
+
+def buffer_length(roles: Iterable[InputRole], sizes: Mapping[str, int]) -> int | None:
+    """Length of a cache of fixed length that is written in place; None: there is none."""
+    for role in roles:
+        if role.role == "past" and len(role.shape) == 4:
+            named = [dim for dim in role.shape[1:] if isinstance(dim, str)]
+            if not any(_is_past(dim) for dim in named):
+                axis = role.shape.index(named[0]) if named else 2
+                return concrete(role, sizes)[axis]
+    return None
 
 
 def _looks_like_length(name: str) -> bool:

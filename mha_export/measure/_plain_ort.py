@@ -1,4 +1,4 @@
-"""ONNX Runtime's CPU with every optimisation off: a plain implementation, where it is installed."""
+"""ONNX Runtime's CPU in this process, as a plain implementation with every optimisation off."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import onnx_ir as ir
 
 
 class PlainOrt:
-    """One model in an unoptimised session of this process."""
+    """One model in a session of this process."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
     @classmethod
-    def of(cls, model: ir.Model) -> Self | None:
+    def of(cls, model: ir.Model, *, optimise: bool = False) -> Self | None:
         """A session of ``model``; None where the runtime is missing or refuses it."""
         from mha_export.targets._files import model_bytes
         from mha_export.targets._ort import SessionSetup, open_session
 
         try:
-            return cls(open_session(model_bytes(model), SessionSetup(threads=1, optimise=False)))
+            return cls(open_session(model_bytes(model), SessionSetup(threads=1, optimise=optimise)))
         except Exception:  # not installed, or no kernel for one of the ops: one member fewer
             return None
 

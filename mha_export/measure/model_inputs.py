@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from mha_export.errors import InputError
 from mha_export.measure._input_roles import InputRole, input_roles
-from mha_export.measure._input_sizes import Lengths, concrete, has_past, sizes_of
+from mha_export.measure._input_sizes import (
+    Lengths,
+    buffer_length,
+    concrete,
+    has_past,
+    sizes_of,
+)
 
 Arrays = dict[str, np.ndarray]
 Padding = Literal["none", "left", "right", "holes", "empty"]
@@ -39,6 +46,7 @@ class _Scenario:
     lengths: Lengths
     padding: Padding = "none"
     gain: float = 1.0
+    ragged: bool = False
     needs: tuple[str, ...] = ()
     quick: bool = False
 
@@ -54,6 +62,8 @@ def _scenarios(past: bool) -> tuple[_Scenario, ...]:
         _Scenario(name="one token", lengths=Lengths(seq=1), needs=("length",)),
         _Scenario(name="longer", lengths=Lengths(batch=1, seq=37), needs=("length",)),
         _Scenario(name="large values", lengths=Lengths(), gain=16.0, needs=("float",)),
+        _Scenario(name="small values", lengths=Lengths(), gain=2.0**-8, needs=("float",)),
+        _Scenario(name="uneven lengths", lengths=Lengths(seq=3), ragged=True, needs=("lengths",)),
     ]
     if past:
         found += [
@@ -184,7 +194,7 @@ def _cases(
     shapes: Mapping[str, Sequence[int]],
     quick: bool,
 ) -> Iterator[ModelCase]:
-    here: set[str] = {role.role for role in roles}
+    here: set[str] = {"mask" if role.role == "bias" else role.role for role in roles}
     if _free_length(roles):
         here.add("length")
     if any(role.dtype.kind not in "biu" for role in roles):
@@ -211,26 +221,53 @@ def _draw(
     masks = {
         role.name: _keep(concrete(role, sizes), scenario.padding)
         for role in roles
-        if role.role == "mask"
+        if role.role in ("mask", "bias")
     }
+    buffer = buffer_length(roles, sizes)
     inputs = {}
     for role in roles:
         stream = np.random.default_rng([seed, zlib.crc32(f"{scenario.name}/{role.name}".encode())])
         shape = concrete(role, sizes)
         if role.role == "mask":
-            inputs[role.name] = _as_mask(masks[role.name], role.dtype)
+            inputs[role.name] = _as_mask(masks[role.name], role.dtype, scenario)
+        elif role.role == "bias":
+            bias = scenario.gain * stream.standard_normal(shape)
+            hidden = _as_mask(masks[role.name], role.dtype, scenario)
+            inputs[role.name] = np.where(masks[role.name], bias.astype(role.dtype), hidden)
+        elif role.role == "lengths":
+            inputs[role.name] = _lengths(role, shape, scenario, buffer)
+        elif role.role == "prefix":
+            rows = 1 + 2 * np.arange(shape[0] if shape else 1)
+            inputs[role.name] = np.minimum(rows, scenario.lengths.total).astype(role.dtype)
         elif role.role == "positions":
             inputs[role.name] = _positions(shape, role, masks, scenario.lengths.past)
         else:
             inputs[role.name] = _values(role, shape, stream, scenario)
+    if buffer is not None:
+        _clear_unwritten(roles, inputs, scenario.lengths.seq, buffer)
     return ModelCase(name=scenario.name, inputs=inputs, dims=dict(sizes))
+
+
+def _clear_unwritten(roles: Sequence[InputRole], inputs: Arrays, new: int, buffer: int) -> None:
+    """Zeros where a cache of fixed length holds no token yet: what runtimes leave there differs."""
+    counts = [
+        inputs[role.name] for role in roles if role.role == "lengths" and len(role.shape) == 1
+    ]
+    for role in roles:
+        if role.role != "past" or len(role.shape) != 4 or not counts:
+            continue
+        array = inputs[role.name]
+        axis = next(axis for axis in (2, 1, 3) if array.shape[axis] == buffer)
+        written = np.arange(buffer) < (counts[0] - new)[:, None]
+        shape = [array.shape[0], 1, 1, 1]
+        shape[axis] = buffer
+        if len(counts[0]) == array.shape[0]:
+            inputs[role.name] = np.where(written.reshape(shape), array, 0).astype(array.dtype)
 
 
 def _values(
     role: InputRole, shape: tuple[int, ...], stream: np.random.Generator, scenario: _Scenario
 ) -> np.ndarray:
-    if role.role == "lengths":
-        return np.full(shape, scenario.lengths.total, role.dtype)
     if role.role == "bool":
         return np.ones(shape, np.bool_)
     if role.dtype.kind in "iu":
@@ -250,17 +287,42 @@ def _keep(shape: tuple[int, ...], padding: Padding) -> np.ndarray:
             keep[row, ..., length - cut :] = False
         elif padding == "holes":
             keep[row, ..., row % 2 :: 3] = False
+            if keep.ndim > 2:  # a mask by query: each query misses other keys
+                for query in range(keep.shape[-2]):
+                    keep[row, ..., query, query % 3 :: 4] = False
             keep[row, ..., -1:] = True
         elif padding == "empty" and row == 0:
             keep[row] = False
     return keep
 
 
-def _as_mask(keep: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A float mask is added to the scores: 0 where the key takes part, -1e4 elsewhere."""
+def _as_mask(keep: np.ndarray, dtype: np.dtype, scenario: _Scenario) -> np.ndarray:
+    """A float mask is added to the scores: 0 where the key takes part, a low number elsewhere.
+
+    Exporters write -1e4 or the minimum of the dtype, which absorbs every score: a whole row of it
+    is another result than a whole row of -1e4.
+    """
     if dtype.kind in "biu":
         return keep.astype(dtype)
-    return np.where(keep, 0.0, -1e4).astype(dtype)
+    lowest = float(ml_dtypes.finfo(dtype).min)  # type: ignore[no-untyped-call]
+    low = lowest if scenario.padding == "empty" else -1e4
+    return np.where(keep, 0.0, low).astype(dtype)
+
+
+def _lengths(
+    role: InputRole, shape: tuple[int, ...], scenario: _Scenario, buffer: int | None
+) -> np.ndarray:
+    """Tokens in all, the new ones counted; uneven ones differ by row, within the buffer."""
+    total, least = scenario.lengths.total, 1
+    if buffer is not None:
+        least = min(scenario.lengths.seq, buffer)
+        total = buffer if scenario.ragged else min(total, buffer)
+    found = np.full(shape, total)
+    if scenario.ragged and len(shape) == 1:
+        found = np.maximum(total - np.arange(shape[0]), least)
+    if role.name.lower().startswith("seqlens"):  # ONNX Runtime's count of tokens less one
+        found = found - 1
+    return found.astype(role.dtype)
 
 
 def _positions(
