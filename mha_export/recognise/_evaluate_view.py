@@ -6,6 +6,7 @@ explicit stack: graphs are thousands of nodes deep.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -40,10 +41,16 @@ def symbols_in(dim: ir.SymbolicDim) -> frozenset[str]:
 
     Exporters also write names such as ``Concatonnx::Shape_53_dim_0``.
     """
+    return frozenset() if dim.value is None else _symbols_named(dim.value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _symbols_named(text: str) -> frozenset[str]:
+    """Parsing is slow, and one name stands on hundreds of values."""
     try:
-        return frozenset(dim.free_symbols())
+        return frozenset(ir.SymbolicDim(text).free_symbols())
     except ValueError:
-        return frozenset() if dim.value is None else frozenset({dim.value})
+        return frozenset({text})
 
 
 class SizedView:

@@ -23,7 +23,13 @@ from mha_export.rewrite._outcome import (
     SiteOutcome,
 )
 from mha_export.rewrite._proof import Prover
-from mha_export.rewrite._splice import Names, remove_dead_nodes, restore_order, splice
+from mha_export.rewrite._splice import (
+    Names,
+    remove_dead_nodes,
+    restore_order,
+    splice,
+    state_widths,
+)
 from mha_export.rewrite._tidy import Sizes, tidy_layouts
 from mha_export.rewrite.opset import model_opset, raise_opset
 
@@ -133,6 +139,7 @@ def _replace(
     names = Names(model)
     moved: dict[ir.Value, ir.Value] = {}
     emitted: list[ir.Node] = []
+    made: list[tuple[Site, Sequence[ir.Node]]] = []
     for site, choice in accepted:
         images = {value: moved.get(value, value) for _, value in site.operands.values()}
         operands = with_values(site.operands, images)
@@ -141,9 +148,12 @@ def _replace(
         moved.update(emission.replacements)
         names.add(emission.nodes)
         emitted.extend(emission.nodes)
+        made.append((site, emission.nodes))
     remove_dead_nodes(model)
     if emitted:
         tidy_layouts(model, emitted, Sizes(model, numbers))
+        for site, nodes in made:
+            state_widths(site.spec, nodes)
         remove_dead_nodes(model)
         restore_order(model)
 

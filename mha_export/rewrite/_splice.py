@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from mha_export.bounds import numpy_dtype
 from mha_export.recognise import Site
 from mha_export.rewrite._clone import subgraphs_of
 from mha_export.rewrite._emit import Emission
 from mha_export.rewrite._slice import reads_of
+from mha_export.spec import AttentionSpec
 
 MICROSOFT = "com.microsoft"
 
@@ -77,6 +79,30 @@ def splice(model: ir.Model, site: Site, emission: Emission) -> None:
     for identifier, function in emission.functions.items():
         if identifier not in model.functions:
             model.functions[identifier] = function
+
+
+def state_widths(spec: AttentionSpec, nodes: Iterable[ir.Node]) -> None:
+    """Write down how wide the [b, length, heads * dim] inputs of Attention nodes are.
+
+    ONNX's shape inference for Attention makes a width of 0 of one it cannot infer (a Slice to a
+    computed end), and runtimes then refuse the file.
+    """
+    widths = (
+        spec.q_heads * spec.head_dim,
+        spec.kv_heads * spec.head_dim,
+        spec.kv_heads * spec.value_dim,
+    )
+    for node in nodes:
+        flat = node.op_type == "Attention" and "q_num_heads" in node.attributes
+        if node.graph is None or node.domain != "" or not flat:
+            continue
+        for value, width in zip(node.inputs, widths, strict=False):
+            if value is None or (value.shape is not None and isinstance(value.shape[-1], int)):
+                continue
+            known = (None, None) if value.shape is None else tuple(value.shape[:-1])
+            value.shape = ir.Shape([*known, width])
+            if value.type is None:
+                value.type = ir.TensorType(ir.DataType.from_numpy(numpy_dtype(spec.io_dtype)))
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:
