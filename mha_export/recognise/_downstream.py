@@ -121,14 +121,18 @@ def _beside(axis: Axis, channels: Axis) -> Axis:
 
 def graph_outputs(value: ir.Value, scene: Scene) -> Iterator[tuple[ir.Value, View]]:
     """``value`` and its rearrangements that leave the graph, as views of it."""
+    return ((v, view) for v, view in rearranged(value, scene) if v.is_graph_output())
+
+
+def rearranged(value: ir.Value, scene: Scene) -> Iterator[tuple[ir.Value, View]]:
+    """``value`` and its rearrangements, as views of it."""
     pending = [value]
     while pending:
         current = pending.pop()
         view = scene.views.of(current)
         if view is None or view.source is not value:
             continue
-        if current.is_graph_output():
-            yield current, view
+        yield current, view
         for node, _ in current.uses():
             pending.extend(out for out in node.outputs if moved_inputs(out) == (current,))
 

@@ -34,7 +34,7 @@ class Fitting:
     def __init__(self, drafts: Sequence[Draft], scenes: Sequence[Scene]) -> None:
         self.drafts = drafts
         self.scenes = scenes
-        self.derive = Deriver(scenes, drafts[0].anchor.node)
+        self.derive = Deriver(scenes, drafts[0].weighted.product.node)
 
     @property
     def draft(self) -> Draft:
@@ -269,7 +269,7 @@ class Fitting:
         draft = self.draft
         for index in range(len(draft.landings) - 1, -1, -1):
             landing = draft.landings[index]
-            if landing.value.is_graph_output() or landing.cast:
+            if landing.cast:
                 continue
             parts = self.parts(lambda d: d.weighted.output, "bs", draft.roles.heads, 1)
             axes = None if parts is None else partitioned(landing.view.axes, parts)
@@ -298,15 +298,41 @@ class Fitting:
         None where the shape that comes back is another at some choice of sizes.
         """
         readers = list(landing.value.uses())
-        derive = Deriver(self.scenes, readers[0][0])
+        mark = _mark_after(landing.value)
+        derive = Deriver(self.scenes, mark)
         merged = arranged(landing.value, axes, order, derive)
         back = arranged(merged, order, axes, derive)
+        assert mark.graph is not None
+        mark.graph.remove(mark, safe=True)
         if any(scene.dims(back) != scene.dims(landing.value) for scene in self.scenes):
             return None
         back.dtype = back.dtype or self.scenes[0].dtype(landing.value)
         for node, place in readers:
             node.replace_input_with(place, back)
+        if landing.value.is_graph_output():
+            _stand_in(landing.value, back)
         return merged
+
+
+def _mark_after(value: ir.Value) -> ir.Node:
+    """A node that stands right after the one that makes ``value``, to put others before."""
+    node = value.producer()
+    assert node is not None
+    assert node.graph is not None
+    mark = ir.Node("", "Identity", [value], name=f"{node.name}.mark")
+    node.graph.insert_after(node, mark)
+    return mark
+
+
+def _stand_in(old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` be the graph output that ``old`` was, under its name and type."""
+    graph = old.graph
+    assert graph is not None
+    place = graph.outputs.index(old)
+    name = old.name
+    old.name, new.name = f"{name}.inner", name
+    new.type, new.shape = old.type or new.type, old.shape
+    graph.outputs[place] = new
 
 
 def _out_of_order(axis: list[Part], parts: list[Part]) -> bool:

@@ -19,6 +19,10 @@ _PASSED = frozenset(
 )  # fmt: skip
 
 
+_WRITERS = {"ScatterND": 2, "ScatterElements": 2, "TensorScatter": 1}
+"""Ops that write new tokens into a buffer, and which input the tokens are."""
+
+
 class Origins:
     """Which graph inputs each value depends on; one pass over a graph, kept."""
 
@@ -86,6 +90,11 @@ def projected(value: ir.Value, scene: Scene) -> ir.Value:
         node = value.producer()
         if node is None:
             return value
+        written = _WRITERS.get(node.op_type)
+        update = None if written is None else node.inputs[written]
+        if update is not None:
+            value = update
+            continue
         inputs = [v for v in node.inputs if v is not None]
         moving = [v for v in inputs if not is_stored(scene.views.source(v))]
         product = product_of(value, scene.views)

@@ -25,6 +25,7 @@ from mha_export.recognise._site import (
     Rejection,
     Verdict,
 )
+from mha_export.recognise._unrolled import stacked
 from mha_export.recognise.fused import is_fused, read_fused
 
 
@@ -50,7 +51,7 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
             verdicts.append(read_fused(node, context=context))
         elif (anchor := anchor_of(node, scenes[0])) is not None:
             verdicts.append(verdict(anchor, scenes))
-    return Recognition(model=copy, verdicts=finished(verdicts, scenes))
+    return Recognition(model=copy, verdicts=finished(stacked(verdicts, scenes), scenes))
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

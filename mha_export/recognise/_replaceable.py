@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from mha_export.operands import Operands
+from mha_export.operands import Heads, Operands
 from mha_export.recognise._axes import identity
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._liveness import dying
 from mha_export.recognise._mask_binding import is_natural
-from mha_export.recognise._shape_readers import detach_shapes
+from mha_export.recognise._shape_readers import detach_caches, detach_shapes
 from mha_export.recognise._site import Reason, Site
 from mha_export.spec import AttentionSpec, QkOutput
 
@@ -27,6 +27,10 @@ def replaceable_site(fitting: Fitting, spec: AttentionSpec, operands: Operands) 
     nodes, dead = dying(replaced, kept)
     if not _inner(draft) <= dead and detach_shapes(fitting, dead):
         nodes, dead = dying(replaced, kept)
+    fed_back = _fed_back(present, kept, dead)
+    if fed_back is not None and detach_caches(fitting, dead):
+        nodes, dead = dying(replaced, kept)
+        fed_back = _fed_back(present, kept, dead)
     also = None if _inner(draft) <= dead else _read_outside(draft, dead)
     if also is not None:
         value, kind = also
@@ -49,8 +53,30 @@ def replaceable_site(fitting: Fitting, spec: AttentionSpec, operands: Operands) 
         qk_output=None if also is None else also[0],
         present_key=draft.key.present,
         present_value=draft.value.present,
-        cannot_replace=_hindrance(draft, dead),
+        cannot_replace=_hindrance(draft, dead) or fed_back,
     )
+
+
+def _fed_back(present: list[Heads], kept: list[ir.Value], dead: set[ir.Node]) -> Reason | None:
+    """An operand computed from the caches that the attention makes: it cannot do both."""
+    operands = set(kept)
+    pending = [heads.value for heads in present]
+    seen = set(pending)
+    while pending:
+        value = pending.pop()
+        if value in operands:
+            return Reason(
+                code="operand-reads-cache",
+                message=f"{value.name!r} is read by the attention and computed from the keys and "
+                "values that the attention itself is to append",
+                value=value.name,
+            )
+        for node, _ in value.uses():
+            for output in () if node in dead else node.outputs:
+                if output not in seen:
+                    seen.add(output)
+                    pending.append(output)
+    return None
 
 
 def _inner(draft: Draft) -> set[ir.Node]:

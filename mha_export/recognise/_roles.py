@@ -152,7 +152,9 @@ def roles_of(
         if any(_beside_channels(atom, name, view, scene) for name, view in views.items())
         or _is_merged(atom, merged)
     }
-    if heads:
+    if heads and not any(
+        _beside_channels(atoms[index], "query", views["query"], scene) for index in heads
+    ):
         axes = {atoms[index].axis for index in heads}
         heads |= {
             index
@@ -163,7 +165,7 @@ def roles_of(
             and atom.strides["query"]
             and _inside(index, heads, atoms)
         }
-    else:
+    if not heads:
         heads = _by_rank(atoms, space, keys)
     rest = [index for index in range(len(atoms)) if index not in heads]
     own = [i for i in rest if not atoms[i].strides["key"] and not atoms[i].strides["value"]]

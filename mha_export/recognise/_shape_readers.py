@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from mha_export.recognise._adapt import Part, partitioned
 from mha_export.recognise._axes import View, identity
+from mha_export.recognise._downstream import rearranged
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting, SizeUnknownError
 
@@ -25,6 +26,34 @@ def detach_shapes(fitting: Fitting, dead: set[ir.Node]) -> bool:
             if node.op_type == "Shape" and node not in dead:
                 changed = _detach(node, value, parts, fitting) or changed
     return changed
+
+
+def detach_caches(fitting: Fitting, dead: set[ir.Node]) -> bool:
+    """The same for shapes of past and new keys together, which the attention is to make.
+
+    A mask sized by them would be read by what makes them.
+    """
+    changed = False
+    for name in ("key", "value"):
+        past = fitting.draft.tensor(name).stage.past
+        if past is None:
+            continue
+
+        def parts(name: str = name) -> list[Part] | None:
+            own = fitting.draft.own(name)
+            return fitting.parts(lambda d: whole_of(d, name), "bt", fitting.draft.kv_atoms, own)
+
+        for value, view in rearranged(past.whole, fitting.scenes[0]):
+            for node, _ in list(value.uses()):
+                if node.op_type == "Shape" and node not in dead:
+                    changed = _detach(node, value, parts, fitting, view) or changed
+    return changed
+
+
+def whole_of(draft: Draft, name: str) -> View:
+    past = draft.tensor(name).stage.past
+    assert past is not None
+    return past.whole_view
 
 
 def _inside(fitting: Fitting) -> list[tuple[ir.Value, Callable[[], list[Part] | None]]]:
@@ -53,14 +82,19 @@ def _parts(
 
 
 def _detach(
-    node: ir.Node, value: ir.Value, parts: Callable[[], list[Part] | None], fitting: Fitting
+    node: ir.Node,
+    value: ir.Value,
+    parts: Callable[[], list[Part] | None],
+    fitting: Fitting,
+    view: View | None = None,
 ) -> bool:
+    """``view``: of the value, over what ``parts`` move in; None: the value itself."""
     dims = fitting.scenes[0].dims(value)
     with fitting.before(node) as derive:
         known = parts()
         axes = None
         if dims is not None and known is not None:
-            axes = partitioned(identity(value, dims).axes, known)
+            axes = partitioned((view or identity(value, dims)).axes, known)
         if dims is None or axes is None:
             return False
         start = node.attributes.get_int("start", 0)

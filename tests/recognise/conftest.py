@@ -120,11 +120,23 @@ def _close(found: np.ndarray, expected: np.ndarray, tolerance: float, what: str)
     assert error < tolerance, f"{what}: {error:.3g} away from the oracle"
 
 
+def assert_in_order(graph: ir.Graph) -> None:
+    """Raise where a node reads what a later one makes."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        for value in node.inputs:
+            maker = None if value is None else value.producer()
+            if maker is not None and maker.graph is graph:
+                assert maker in seen, f"{node.name} comes before {maker.name}"
+        seen.add(node)
+
+
 @pytest.fixture
 def assert_sound() -> Callable[..., None]:
     """``assert_sound(recognition, feeds)``: every site of the main graph against the oracle."""
 
     def check(recognition: Recognition, feeds: Arrays, *, tolerance: float = 2e-5) -> None:
+        assert_in_order(recognition.model.graph)
         for site in recognition.sites:
             check_site(recognition, site, feeds, tolerance)
 
