@@ -47,8 +47,6 @@ class Counts:
     def add(self, a: Count, b: Count) -> Count:
         if isinstance(a, int) and isinstance(b, int):
             return a + b
-        if isinstance(b, int) and b < 0:
-            return self._op("Sub", a, -b)
         return a if b == 0 else b if a == 0 else self._op("Add", a, b)
 
     def sub(self, a: Count, b: Count) -> Count:

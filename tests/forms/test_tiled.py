@@ -215,6 +215,51 @@ def test_a_score_outbids_a_finite_fill() -> None:
     assert np.abs(hidden).max() > 0.1, "the case must tell the two fills apart"
 
 
+def test_a_static_prefix_is_seen_beyond_the_diagonal() -> None:
+    spec = _spec(mask=_causal(prefix=True), q_len=12, kv_len=12)
+    case = _case(spec)
+    lengths = np.full(case.dims["batch"], 7)
+    _exact(
+        spec, dataclasses.replace(case, inputs=case.inputs.replace(prefix_lengths=lengths)), tiles=4
+    )
+
+
+def test_a_large_mask_is_computed_not_stored() -> None:
+    """A file of many megabytes of zeros and -inf is nobody's wish."""
+    sizes = {"q_len": 2048, "kv_len": 2048}
+    stored = _model(_spec(mask=_causal(), **sizes), tiles=16, mask="tile")
+    computed = _model(_spec(mask=_causal(), **sizes), tiles=1, mask="tile")
+    masks = [
+        [value for value in model.graph.initializers.values() if "tile_mask" in str(value.name)]
+        for model in (stored, computed)
+    ]
+    assert [len(found) for found in masks] == [16, 0]
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_rows_of_a_name_of_their_own_may_broadcast(rows: int) -> None:
+    """Whether such an axis is 1 is known at run time alone."""
+    spec = _spec(mask=MaskSpec(keep=("rows", "s"), empty_row=EmptyRow.ZERO), **SQUARE)
+    session = OrtSession(_model(spec, tiles=4))
+    inputs = _case(_spec(**SQUARE), q_len=9).inputs
+    keep = np.random.default_rng(6).random((rows, 9)) < 0.6
+    inputs = inputs.replace(keep=keep)
+    found = oracle_outputs(spec, session.run(feeds(spec, inputs)))["output"]
+    np.testing.assert_allclose(found, attention(spec, inputs).output, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+def test_a_wider_softmax(sinks: bool) -> None:
+    mask = _causal()
+    spec = _spec(mask=mask, sinks=sinks, io_dtype=DType.FP16, softmax_dtype=DType.FP32, **SQUARE)
+    model = _model(spec, tiles=3)
+    softmax = next(node for node in model.graph if node.op_type == "Softmax")
+    assert softmax.inputs[0].dtype == ir.DataType.FLOAT
+    case = _case(spec, q_len=7)
+    found = oracle_outputs(spec, OrtSession(model).run(feeds(spec, case.inputs)))["output"]
+    np.testing.assert_allclose(found, attention(spec, case.inputs).output, atol=4e-3)
+
+
 # A mask that the source graph made
 
 BOUND = {
