@@ -155,7 +155,7 @@ def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
     keeps = [mask > ABSORBING for mask in masks]
     low = {float(mask.dtype.type(np.finfo(mask.dtype).min)) for mask in masks}
     fill = _absorbing_fill(masks, keeps)
-    if fill is None:
+    if fill is None or not _is_even_where_empty(masks, keeps):
         return None
     slopes: tuple[float, ...] | None = None
     if not all(bool(np.all(~keep | (mask == 0))) for keep, mask in zip(keeps, masks, strict=True)):
@@ -175,6 +175,22 @@ def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
         slopes=slopes,
         keeps=tuple(keeps),
     )
+
+
+def _is_even_where_empty(
+    masks: Sequence[NDArray[Any]], keeps: Sequence[NDArray[np.bool_]]
+) -> bool:
+    """Whether a row that keeps no key hides all of them alike.
+
+    Two minima added where two masks overlap are -inf beside a minimum: such a row spreads over the
+    keys that only one of them hides, which no policy for empty rows says.
+    """
+    for mask, keep in zip(masks, keeps, strict=True):
+        infinite = np.isneginf(mask)
+        mixed = infinite.any(axis=-1) & ~infinite.all(axis=-1)
+        if np.any(mixed & ~keep.any(axis=-1)):
+            return False
+    return True
 
 
 def _absorbing_fill(
