@@ -8,7 +8,7 @@ known of one graph, so a value shared by all layers is looked at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,8 @@ class Context:
         """Verdicts of the readers, keyed by reader and value."""
         self._sources: dict[ir.Value, frozenset[ir.Value]] = {}
         self._derived: dict[object, tuple[ir.Value, ...]] = {}
+        self._constants: set[ir.Node] = set()
+        """Constant nodes put at the start of a graph."""
         self._names: set[str | None] | None = None
         self._views: dict[object, SizedView] = {}
         self._literals: dict[ir.Value, np.ndarray | None] = {}
@@ -207,9 +209,12 @@ class Context:
         """
         graph = before.graph
         assert graph is not None, "a node outside every graph was recognised"
+        moving = [p for v in inputs if isinstance(v, ir.Value) and (p := v.producer()) is not None]
+        moving = [p for p in moving if p not in self._constants]
+        if len(set(moving)) == 1:
+            graph = moving[0].graph
+            assert graph is not None
         values = [self._embedded(x, graph) if isinstance(x, np.ndarray) else x for x in inputs]
-        moving = [p for v in values if v is not None and (p := v.producer()) is not None]
-        moving = [p for p in moving if p.op_type != "Constant"]
         key: tuple[object, ...] = (op_type, domain, tuple(values), outputs, id(graph))
         key = (*key, repr(sorted((attributes or {}).items())))
         if len(set(moving)) > 1:
@@ -226,11 +231,9 @@ class Context:
             if len(set(moving)) > 1:
                 graph.insert_before(before, node)
             elif moving:
-                owner = moving[0].graph
-                assert owner is not None
-                owner.insert_after(moving[0], node)
+                graph.insert_after(moving[0], node)
             else:
-                _insert_first(graph, node)
+                _insert_first(graph, node, self._constants)
             self._derived[key] = tuple(node.outputs)
         return self._derived[key]
 
@@ -252,7 +255,8 @@ class Context:
                 ],
                 name=name,
             )
-            _insert_first(graph, node)
+            _insert_first(graph, node, frozenset())
+            self._constants.add(node)
             self._derived[key] = (node.outputs[0],)
         return self._derived[key][0]
 
@@ -268,8 +272,9 @@ class Context:
         return name
 
 
-def _insert_first(graph: ir.Graph | ir.Function, node: ir.Node) -> None:
-    first = next(iter(graph), None)
+def _insert_first(graph: ir.Graph | ir.Function, node: ir.Node, constants: Set[ir.Node]) -> None:
+    """At the start of the graph, but after ``constants`` that stand there."""
+    first = next((other for other in graph if other not in constants), None)
     if first is None:
         graph.append(node)
     else:
