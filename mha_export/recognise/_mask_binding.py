@@ -90,14 +90,15 @@ def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:
             query_axis=asked[1],
             key_axis=met[1],
             element=scene.dtype(draft.scores.start) or ir.DataType.FLOAT,
-            past=None if past is None or past.layout is not Layout.BHSD else past.value,
+            past=None if past is None else past.value,
+            past_axis=2 if past is None or past.layout is Layout.BHSD else 1,
         ),
         context=scene.context,
         anchor=draft.anchor.node,
         heads=draft.roles.q_heads,
         cached=past is not None,
     )
-    if reading is None or (past is not None and past.layout is not Layout.BHSD):
+    if reading is None:
         return None
     operands: dict[str, Any] = {
         name: value

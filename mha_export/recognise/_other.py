@@ -18,6 +18,7 @@ _CHOOSING = frozenset({"TopK", "ArgMax", "Multinomial", "NonMaxSuppression"})
 _PASSED = frozenset(
     {"Cast", "Add", "Sub", "Mul", "Div", "Clip", "Max", "Min", "Where", "Identity", "Tanh", "Log"}
 )
+_TESTS = frozenset({"IsNaN", "IsInf", "Equal", "Not", "And", "Or"})
 _REDUCTIONS = frozenset({"ReduceSum", "ReduceMean"})
 
 
@@ -56,6 +57,8 @@ def other_softmax(anchor: Anchor, uses: Iterable[Use] | None, scene: Scene) -> R
         return _named(
             anchor, "classifier", f"its scores are a linear layer ({weight.name})", readers
         )
+    if _weigh_later(readers):
+        return None
     if any(_sums(node) for node in readers):
         return _named(
             anchor, "pooling", "its weights are summed with values, by no product", readers
@@ -99,15 +102,47 @@ def _weights_of(value: ir.Value, scene: Scene) -> ir.Node | None:
         product = product_of(value, scene.views)
         if product is not None:
             sides = (product.left.view.source, product.right.view.source)
-            return node if any(is_matrix(side) for side in sides) else None
+            plain = [side for side in sides if not is_matrix(side)]
+            return node if len(plain) == 1 and not is_of_pairs(plain[0], scene) else None
         if node.op_type not in _PASSED:
             return None
-        inner = [v for v in node.inputs if v is not None and scene.uniform(v) is None]
-        inner = [v for v in inner if not is_stored(v)]
-        if len(inner) != 1:
+        inner = _varying(node, scene)
+        if len(inner) > 1:
+            if any(is_of_pairs(v, scene) for v in inner):
+                return None
+            return next(filter(None, (_weights_of(v, scene) for v in inner)), None)
+        if not inner:
             return None
         value = inner[0]
     return None
+
+
+def _varying(node: ir.Node, scene: Scene) -> list[ir.Value]:
+    """Inputs that are neither one number nor stored."""
+    given = [v for v in node.inputs if v is not None and scene.uniform(v) is None]
+    return [v for v in given if not is_stored(v)]
+
+
+def is_of_pairs(value: ir.Value, scene: Scene) -> bool:
+    """Whether a value is made from a product of two activations: scores, which something mixes."""
+    pending = [value]
+    for _ in range(_STEPS):
+        if not pending:
+            return False
+        current = scene.views.source(pending.pop())
+        node = current.producer()
+        if node is None:
+            continue
+        product = product_of(current, scene.views)
+        if product is not None:
+            sides = (product.left.view.source, product.right.view.source)
+            plain = [side for side in sides if not is_matrix(side)]
+            if len(plain) == 2 and not any(_is_weights(side, scene) for side in plain):
+                return True
+            pending.extend(plain[:1] if len(plain) == 1 else [])
+        elif node.op_type in _PASSED:
+            pending.extend(_varying(node, scene))
+    return False
 
 
 def is_stored(value: ir.Value) -> bool:
@@ -160,6 +195,37 @@ def _sums(node: ir.Node) -> bool:
     return node.op_type == "Mul" and any(
         user.op_type in _REDUCTIONS for user, _ in node.outputs[0].uses()
     )
+
+
+def _is_weights(value: ir.Value, scene: Scene) -> bool:
+    """Whether a value is a softmax's output, scaled or guarded: its product is a context."""
+    for _ in range(_STEPS):
+        value = scene.views.source(value)
+        node = value.producer()
+        if node is None or node.op_type in ("Softmax", "Exp"):
+            return node is not None
+        inner = _varying(node, scene) if node.op_type in _PASSED else []
+        if not inner:
+            return False
+        value = inner[-1]
+    return False
+
+
+def _weigh_later(nodes: Iterable[ir.Node]) -> bool:
+    """Whether what elementwise ops make of the probabilities is one side of a product."""
+    pending = list(nodes)
+    seen = set(pending)
+    for _ in range(64):
+        if not pending:
+            return False
+        node = pending.pop()
+        if node.op_type in ("MatMul", "Einsum"):
+            return True
+        if node.op_type in _PASSED or node.op_type in _TESTS or node.op_type in _REDUCTIONS:
+            following = {user for value in node.outputs for user, _ in value.uses()} - seen
+            seen |= following
+            pending.extend(following)
+    return False
 
 
 def _reaches_output(value: ir.Value) -> bool:

@@ -14,7 +14,7 @@ from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._finish import finished
 from mha_export.recognise._movement import Views
-from mha_export.recognise._other import is_matrix, other_softmax
+from mha_export.recognise._other import is_matrix, is_of_pairs, other_softmax
 from mha_export.recognise._prepare import prepared
 from mha_export.recognise._probabilities import Use
 from mha_export.recognise._scene import Scene
@@ -76,6 +76,8 @@ def verdict(anchor: Anchor, scenes: Sequence[Scene]) -> Verdict:
         other = other_softmax(anchor, None, first)
         if other is not None:
             return NotAttention(id="", anchor=anchor.node, reason=other)
+        if is_of_pairs(anchor.logits, first):
+            return Rejection(id="", anchor=anchor.node, reason=_mixed(anchor))
     site = assemble(drafts, scenes)
     if isinstance(site, Reason):
         return Rejection(id="", anchor=anchor.node, reason=site)
@@ -86,6 +88,15 @@ def _is_linear(draft: Draft, scene: Scene) -> bool:
     """Whether the scores are a linear layer: a stored matrix in place of queries or keys."""
     product = draft.scores.product
     return any(is_matrix(scene.views.source(side.value)) for side in (product.left, product.right))
+
+
+def _mixed(anchor: Anchor) -> Reason:
+    return Reason(
+        code="scores-mixed",
+        message="a linear layer mixes the scores of queries and keys before softmax",
+        value=anchor.logits.name,
+        nodes=(anchor.node.name or anchor.node.op_type,),
+    )
 
 
 def _reason(anchor: Anchor, found: Reason | tuple[Use, ...]) -> Reason:
