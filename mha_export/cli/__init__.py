@@ -7,6 +7,7 @@ cannot run here.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from mha_export.errors import MhaExportError
@@ -16,15 +17,13 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     from mha_export.cli._group import cli
 
+    # Ended from outside, a command still ends its workers and removes its temporary folders.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         cli.main(standalone_mode=True, prog_name="mha-export")
     except MhaExportError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader of our output has gone (``| head``); that is its affair, not a failure.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except MemoryError:
         _complain("out of memory\n  fix: use a smaller workload (--dim), or a machine with more")
         sys.exit(1)

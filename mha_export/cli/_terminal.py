@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,15 +37,14 @@ STATUS_STYLE = {
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout: sorted by the document's own order, two-space indent."""
-    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    _write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on a terminal; tab-separated lines, headed once, when stdout is piped."""
     if not sys.stdout.isatty():
-        sys.stdout.write("\t".join(columns) + "\n")
-        for row in rows:
-            sys.stdout.write("\t".join(_plain(cell) for cell in row) + "\n")
+        lines = [columns, *([_plain(cell) for cell in row] for row in rows)]
+        _write("".join("\t".join(line) + "\n" for line in lines))
         return
     from rich.console import Console
     from rich.table import Table
@@ -60,12 +60,21 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def print_line(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    _write(text + "\n")
 
 
 def print_notice(text: str) -> None:
     """Something a person should know that is not a result: stderr."""
     sys.stderr.write(text + "\n")
+
+
+def _write(text: str) -> None:
+    """Write to stdout. A reader who has gone (``| head``) changes nothing, the exit code least."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _plain(cell: object) -> str:

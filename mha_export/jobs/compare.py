@@ -54,6 +54,7 @@ def compare_models(
     loaded_a = open_source(model_a, SourceOptions())
     loaded_b = loaded_a if model_b is None else open_source(model_b, SourceOptions())
     cases = _cases(loaded_a, settings)
+    _require_runnable(requests)
     progress("recognising attention")
     engines = _engines(requests)
     side_a = _side(loaded_a, engines[0])
@@ -84,13 +85,16 @@ def _two(targets: Sequence[str], *, same_model: bool) -> tuple[TargetRequest, Ta
             "there is nothing to compare: one model and one target",
             fix="give a second model, or two targets: compare A.onnx -t cpu -t openvino",
         )
+    return requests[0], requests[-1]
+
+
+def _require_runnable(requests: Sequence[TargetRequest]) -> None:
     for request in requests:
         state = request.target.availability().run
         if isinstance(state, Unavailable):
             raise TargetUnavailableError(
                 f"target {request.name} cannot run here: {state.reason}", fix=state.fix
             )
-    return requests[0], requests[-1]
 
 
 def _settings(options: Mapping[str, Any]) -> RunSettings:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -183,3 +185,46 @@ def test_a_difference_is_exit_1(model: Path, tmp_path: Path) -> None:
     result = run("compare", model, other, "--json")
     assert result.returncode == 1
     assert json.loads(result.stdout)["first_difference"]["site"]
+
+
+def test_a_reader_that_leaves_early_changes_no_exit_code(model: Path) -> None:
+    program = "from mha_export.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "inspect", str(model), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        words = process.stderr.read()
+    assert process.returncode == 0, words
+    assert "Broken" not in words
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to catch")
+def test_a_terminated_run_removes_its_temporary_folders(model: Path, tmp_path: Path) -> None:
+    program = "from mha_export.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "run", str(model), "-t", "reference", "--quick"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "parity" in line:
+                break
+        assert list(tmp_path.iterdir())
+        process.terminate()
+        process.stderr.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("mha_export-*"))
+
+
+def test_a_bad_file_comes_before_an_absent_target(model: Path) -> None:
+    result = run("compare", model, "missing.onnx", "-t", "directml")
+    assert result.returncode == 2
+    assert "missing.onnx" in result.stderr
