@@ -14,6 +14,7 @@ from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._finish import finished
 from mha_export.recognise._movement import Views
+from mha_export.recognise._fused_site import settled
 from mha_export.recognise._other import is_matrix, is_of_pairs, other_softmax
 from mha_export.recognise._prepare import prepared
 from mha_export.recognise._probabilities import Use
@@ -23,6 +24,7 @@ from mha_export.recognise._site import (
     Reason,
     Recognition,
     Rejection,
+    Site,
     Verdict,
 )
 from mha_export.recognise._unrolled import stacked
@@ -48,7 +50,8 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
     verdicts: list[Verdict] = []
     for node in list(_all_nodes(copy.graph)):
         if is_fused(node):
-            verdicts.append(read_fused(node, context=context))
+            found = read_fused(node, context=context)
+            verdicts.append(settled(found, scenes) if isinstance(found, Site) else found)
         elif (anchor := anchor_of(node, scenes[0])) is not None:
             verdicts.append(verdict(anchor, scenes))
     return Recognition(model=copy, verdicts=finished(stacked(verdicts, scenes), scenes))

@@ -1,0 +1,109 @@
+"""A site read off a fused node, finished with what the whole graph knows.
+
+The reader of an op says what the node means. Here its operands are followed up, and its output
+down, to where projections write and read them, and the nodes that a replacement frees are counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from mha_export.operands import Heads, Layout
+from mha_export.recognise._axes import View
+from mha_export.recognise._bind import Pattern, bound
+from mha_export.recognise._downstream import landings
+from mha_export.recognise._lift import Stage
+from mha_export.recognise._liveness import dying
+from mha_export.recognise._scene import Scene
+from mha_export.recognise._site import Reason, Site
+
+
+def settled(site: Site, scenes: Sequence[Scene]) -> Site:
+    """The site with operands and output where the graph holds them best, and all its nodes."""
+    operands = dataclasses.replace(
+        site.operands,
+        **{
+            name: _raised(getattr(site.operands, name), scenes)
+            for name in ("query", "key", "value")
+        },
+    )
+    output = _lowered(site.output, scenes)
+    present = [h.value for h in (site.present_key, site.present_value) if h is not None]
+    replaced = [output.value, *present]
+    if site.qk_output is not None:
+        replaced.append(site.qk_output)
+    nodes, dead = dying(replaced, [value for _, value in operands.values()])
+    reason = site.cannot_replace
+    if reason is None and site.anchor not in dead:
+        reason = _still_read(site, set(replaced), dead)
+    return dataclasses.replace(
+        site, operands=operands, output=output, nodes=tuple(nodes), cannot_replace=reason
+    )
+
+
+def _still_read(site: Site, replaced: set[ir.Value], dead: set[ir.Node]) -> Reason:
+    values = [v for v in site.anchor.outputs if v not in replaced]
+    users = [user for v in values for user, _ in v.uses() if user not in dead]
+    shown = next((v for v in values if v.is_graph_output() or v.uses()), site.anchor.outputs[0])
+    return Reason(
+        code="outputs-used-elsewhere",
+        message=f"{site.anchor.op_type} {site.anchor.name!r} also gives {shown.name!r}, which the "
+        "attention's statement does not hold",
+        value=shown.name,
+        nodes=tuple(user.name or user.op_type for user in users),
+    )
+
+
+def _pattern(heads: Heads, scene: Scene) -> tuple[Pattern, View] | None:
+    view = scene.views.of(heads.value)
+    if view is None or len(view.axes) != 4:
+        return None
+    batch, second, third, channels = view.axes
+    by_head = heads.layout is Layout.BHSD
+    pattern = Pattern(
+        batch=batch,
+        heads=second if by_head else third,
+        length=third if by_head else second,
+        channels=channels,
+        offset=view.offset,
+    )
+    return pattern, view
+
+
+def _agreed(found: list[Heads | None], otherwise: Heads) -> Heads:
+    """What every choice of sizes gives, or what there was."""
+    first = found[0]
+    return first if first is not None and all(item == first for item in found) else otherwise
+
+
+def _raised(heads: Heads, scenes: Sequence[Scene]) -> Heads:
+    found: list[Heads | None] = []
+    for scene in scenes:
+        known = _pattern(heads, scene)
+        if known is None:
+            return heads
+        pattern, view = known
+        found.append(bound(pattern, Stage(entry=heads.value, view=view).places(scene)))
+    return _agreed(found, heads)
+
+
+def _lowered(heads: Heads, scenes: Sequence[Scene]) -> Heads:
+    found: list[Heads | None] = []
+    for scene in scenes:
+        dims = scene.dims(heads.value)
+        if dims is None or len(dims) != 4:
+            return heads
+        places = [place for place in landings(heads.value, scene) if not place.cast]
+        batch, second, third, channels = places[0].view.axes
+        by_head = heads.layout is Layout.BHSD
+        pattern = Pattern(
+            batch=batch,
+            heads=second if by_head else third,
+            length=third if by_head else second,
+            channels=channels,
+        )
+        found.append(bound(pattern, [(p.value, p.view) for p in reversed(places)]))
+    return _agreed(found, heads)
