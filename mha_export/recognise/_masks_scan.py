@@ -177,9 +177,7 @@ def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
     )
 
 
-def _is_even_where_empty(
-    masks: Sequence[NDArray[Any]], keeps: Sequence[NDArray[np.bool_]]
-) -> bool:
+def _is_even_where_empty(masks: Sequence[NDArray[Any]], keeps: Sequence[NDArray[np.bool_]]) -> bool:
     """Whether a row that keeps no key hides all of them alike.
 
     Two minima added where two masks overlap are -inf beside a minimum: such a row spreads over the

@@ -24,7 +24,7 @@ class ScoreShape:
 
     Attributes:
         query, key: the node's inputs; ``query_axis`` and ``key_axis`` are their lengths.
-        past: a cache the node itself prepends to the keys, [b, k, p, d].
+        past: a cache prepended to the keys, whose length is its axis ``past_axis``.
         element: type of the scores, where ``query`` only stands for their size.
     """
 
@@ -34,6 +34,7 @@ class ScoreShape:
     query_axis: int
     key_axis: int
     past: ir.Value | None = None
+    past_axis: int = 2
     element: ir.DataType | None = None
 
     @property
@@ -50,7 +51,7 @@ class ScoreShape:
             past = view.shape(self.past)
             if past is None:
                 return None
-            keys += past[2]
+            keys += past[self.past_axis]
         return (query[0], self.heads, query[self.query_axis], keys)
 
 
