@@ -236,7 +236,7 @@ PARTIAL = Placement(float_compute_nodes=3, on_target=2, elsewhere=("n (Softmax) 
         (COMPLETE, 0.0, "ok"),
         (COMPLETE, 1.0, "wrong"),
         (COMPLETE, float("nan"), "wrong"),
-        (COMPLETE, 2e-6, "imprecise"),
+        (COMPLETE, 2e-5, "imprecise"),
         (PARTIAL, 0.0, "fallback"),
         (PARTIAL, 1.0, "wrong"),
     ],
