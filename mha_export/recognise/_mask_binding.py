@@ -23,6 +23,9 @@ from mha_export.recognise._site import Reason
 from mha_export.recognise.masks import MaskTerm, read_mask
 from mha_export.spec import Dim, EmptyRow, MaskSpec
 
+ABSORBED_FILL = -1e9
+"""A score added to a constant at or below this is lost in its rounding (the proof says whether)."""
+
 WEAKEST_FILL = -1e4
 """A constant put in place of a score hides the key only when it is at or below this."""
 
@@ -62,7 +65,45 @@ def bound_mask(fitting: Fitting, terms: Sequence[Term]) -> BoundMask | Reason:
                 f"masked scores become {term.fill:g}, which does not hide them",
             )
         placed.append(Placed(value=value, kind=term.kind, fill=term.fill))
-    return _named(fitting, placed) or _raw(fitting, placed)
+    named = _named(fitting, placed)
+    if named is not None:
+        return named
+    if _is_added_to_fill(placed):
+        weak = next((t for t in terms if t.fill is not None and t.fill > ABSORBED_FILL), None)
+        if weak is not None:
+            return _refused(
+                weak,
+                "mask-added-to-fill",
+                f"masked scores become {weak.fill:g}, then another mask is added to them: what a "
+                "row without keys gives can't be stated",
+            )
+        placed = [Placed(value=_summed(placed, fitting), kind="additive")]
+    return _raw(fitting, placed)
+
+
+def _is_added_to_fill(placed: Sequence[Placed]) -> bool:
+    """Whether an addition comes after a step that puts a finite number in place of scores."""
+    filled = False
+    for step in placed:
+        if step.kind == "additive" and filled:
+            return True
+        filled = filled or (step.kind != "additive" and step.fill != -np.inf)
+    return False
+
+
+def _summed(placed: Sequence[Placed], fitting: Fitting) -> ir.Value:
+    """All steps, in their order, as what they add to a score of nothing."""
+    kind = fitting.scenes[0].dtype(fitting.draft.scores.start) or ir.DataType.FLOAT
+    total: ir.Value | np.ndarray = np.zeros((), kind.numpy())
+    for step in placed:
+        if step.kind == "additive":
+            blank = isinstance(total, np.ndarray)
+            total = step.value if blank else fitting.derive("Add", [total, step.value])
+        else:
+            fill = np.asarray(step.fill, kind.numpy())
+            total = fitting.derive("Where", [_kept(step, fitting), total, fill])
+    assert isinstance(total, ir.Value)
+    return total
 
 
 def _refused(term: Term, code: str, message: str) -> Reason:

@@ -152,7 +152,7 @@ def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
         masks = [mask.astype(np.float32) for mask in masks]
     if any(np.isnan(mask).any() or (mask == np.inf).any() for mask in masks):
         return None
-    keeps = [mask > ABSORBING for mask in masks]
+    keeps = [mask > _absorbing(mask.dtype) for mask in masks]
     low = {float(mask.dtype.type(np.finfo(mask.dtype).min)) for mask in masks}
     fill = _absorbing_fill(masks, keeps)
     if fill is None or not _is_even_where_empty(masks, keeps):
@@ -175,6 +175,11 @@ def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
         slopes=slopes,
         keeps=tuple(keeps),
     )
+
+
+def _absorbing(dtype: np.dtype[Any]) -> float:
+    """The largest fill that absorbs any score: in fp16, whose range ends before, its minimum."""
+    return max(ABSORBING, float(np.finfo(dtype).min))
 
 
 def _is_even_where_empty(masks: Sequence[NDArray[Any]], keeps: Sequence[NDArray[np.bool_]]) -> bool:

@@ -1,0 +1,297 @@
+"""Spellings that real exports outside any list were seen to use: verdicts, and rewrites that run.
+
+Each test is the smallest export that once was refused, misread, or rewritten into a file that did
+not run. They are traced from torch, so that the nodes are an exporter's own.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from mha_export.forms import FormParams
+from mha_export.recognise import NotAttention, Recognition, Rejection, Site, recognise
+from mha_export.rewrite import RewriteSettings, choose_form, rewrite, with_opset
+from mha_export.targets import evaluator_of
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxruntime")
+
+WIDTH, HEADS, DIM = 32, 4, 8
+SCALE = DIM**-0.5
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Four projections and a body that is given."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.packed = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.mix = torch.nn.Linear(HEADS, HEADS)
+        self.codes = torch.nn.Parameter(torch.randn(HEADS, WIDTH))
+        self.body = body
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.body(self, *inputs)
+
+    def split(self, x: Any) -> Any:
+        return x.view(x.shape[0], x.shape[1], HEADS, DIM).transpose(1, 2)
+
+    def heads(self, x: Any) -> tuple[Any, Any, Any]:
+        return self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+
+    def merge(self, x: Any) -> Any:
+        return self.o(x.transpose(1, 2).reshape(x.shape[0], x.shape[2], WIDTH))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A traced module, and its inputs and outputs at two choices of sizes."""
+
+    model: ir.Model
+    samples: Sequence[tuple[dict[str, np.ndarray], list[np.ndarray]]]
+
+
+def exported(
+    body: Callable[..., Any],
+    samples: Sequence[tuple[Any, ...]],
+    axes: Mapping[str, Mapping[int, str]],
+) -> Exported:
+    module = Layer(body).eval()
+    file = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            samples[0],
+            file,
+            input_names=list(axes),
+            dynamic_axes={name: dict(given) for name, given in axes.items()},
+            dynamo=False,
+            opset_version=17,
+        )
+        runs = []
+        for sample in samples:
+            made = module(*sample)
+            outputs = made if isinstance(made, tuple) else (made,)
+            feeds = {n: v.numpy() for n, v in zip(axes, sample, strict=True)}
+            runs.append((feeds, [v.numpy() for v in outputs]))
+    import onnx
+
+    model = ir.from_proto(onnx.load_from_string(file.getvalue()))
+    return Exported(model=model, samples=runs)
+
+
+def drawn(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+PLAIN = {"x": {0: "b", 1: "s"}}
+MASKED = {"x": {0: "b", 1: "s"}, "m": {0: "b", 1: "s"}}
+
+
+def plain() -> list[tuple[Any, ...]]:
+    return [(drawn(2, 7, WIDTH),), (drawn(3, 5, WIDTH),)]
+
+
+def masked() -> list[tuple[Any, ...]]:
+    right = torch.ones(2, 7, dtype=torch.int64)
+    right[1, 5:] = 0
+    left = torch.ones(3, 5, dtype=torch.int64)
+    left[0, :2] = 0
+    left[2, :1] = 0
+    return [(drawn(2, 7, WIDTH), right), (drawn(3, 5, WIDTH), left)]
+
+
+def only(recognition: Recognition) -> Any:
+    (verdict,) = recognition.verdicts
+    return verdict
+
+
+def check(case: Exported, *, sites: int = 1, status: str = "fused") -> Site:
+    """Rewrite every site as Attention and run the whole model at both sizes."""
+    evaluator = evaluator_of("cpu")
+    found = recognise(with_opset(case.model, 23))
+    assert len(found.sites) == sites, [v.to_json() for v in found.verdicts]
+    params = FormParams(opset=23)
+    done = rewrite(
+        found,
+        lambda site: choose_form(site, preferred=("onnx",), params=params),
+        evaluator=evaluator,
+        settings=RewriteSettings(seed=0, battery="quick"),
+    )
+    states = {name: (o.status, o.reason) for name, o in done.outcomes.items()}
+    assert all(state == status for state, _ in states.values()), states
+    for feeds, wanted in case.samples:
+        actual = list(evaluator.run(done.model, feeds).values())
+        for got, want in zip(actual, wanted, strict=True):
+            np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
+    return found.sites[0]
+
+
+def weigh(q: Any, k: Any, v: Any) -> Any:
+    return (q @ k.transpose(-1, -2) * SCALE).softmax(-1) @ v
+
+
+def test_attention_over_one_of_two_open_image_axes() -> None:
+    def body(own: Layer, x: Any) -> Any:
+        b, r, c, _ = x.shape
+
+        def cut(t: Any) -> Any:
+            return t.view(b, r, c, HEADS, DIM).permute(0, 2, 3, 1, 4)
+
+        made = weigh(cut(own.q(x)), cut(own.k(x)), cut(own.v(x)))
+        return own.o(made.permute(0, 3, 1, 2, 4).reshape(b, r, c, WIDTH))
+
+    samples = [(drawn(2, 5, 6, WIDTH),), (drawn(3, 7, 4, WIDTH),)]
+    site = check(exported(body, samples, {"x": {0: "b", 1: "r", 2: "c"}}))
+    assert site.spec.q_heads == HEADS
+
+
+def test_packed_projection_cut_at_computed_places() -> None:
+    """Slices whose ends are computed: ONNX infers no width, and Attention's inference made it 0."""
+
+    def body(own: Layer, x: Any) -> Any:
+        q, k, v = (own.split(part) for part in own.packed(x).chunk(3, -1))
+        return own.merge(weigh(q, k, v))
+
+    check(exported(body, plain(), PLAIN))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "flat"])
+def test_causal_mask_sized_by_the_cache_it_is_read_with(layout: str) -> None:
+    """The mask's size is that of past and new keys together, which the attention makes."""
+
+    def body(own: Layer, x: Any, past_k: Any, past_v: Any) -> Any:
+        b, s, _ = x.shape
+        k, v = own.k(x), own.v(x)
+        axis = 1
+        if layout != "flat":
+            k, v = k.view(b, s, HEADS, DIM), v.view(b, s, HEADS, DIM)
+        if layout == "bhsd":
+            k, v, axis = k.transpose(1, 2), v.transpose(1, 2), 2
+        k, v = torch.cat([past_k, k], axis), torch.cat([past_v, v], axis)
+        keys, values = k, v
+        if layout == "flat":
+            keys, values = own.split(k), own.split(v)
+        if layout == "bshd":
+            keys, values = k.transpose(1, 2), v.transpose(1, 2)
+        t = keys.shape[2]
+        seen = torch.ones(s, t, dtype=torch.bool).tril(t - s)
+        scores = own.split(own.q(x)) @ keys.transpose(-1, -2) * SCALE
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        return own.merge(weights @ values), k, v
+
+    shapes: dict[str, Callable[[int, int], tuple[int, ...]]] = {
+        "bhsd": lambda b, p: (b, HEADS, p, DIM),
+        "bshd": lambda b, p: (b, p, HEADS, DIM),
+        "flat": lambda b, p: (b, p, WIDTH),
+    }
+    samples = [
+        (drawn(b, s, WIDTH), drawn(*shapes[layout](b, p)), drawn(*shapes[layout](b, p)) + 1)
+        for b, s, p in ((2, 3, 4), (3, 1, 6))
+    ]
+    place = 2 if layout == "bhsd" else 1
+    axes = {"x": {0: "b", 1: "s"}, "past_k": {0: "b", place: "p"}, "past_v": {0: "b", place: "p"}}
+    spec = check(exported(body, samples, axes)).spec
+    assert spec.cache is not None
+    assert spec.mask.causal == "bottom_right"
+    assert not spec.cross
+
+
+def test_rows_hidden_by_two_minima_keep_what_the_graph_makes_of_them() -> None:
+    """Where both masks hide a key it is -inf beside minima: the row is not uniform."""
+
+    def body(own: Layer, x: Any, m: Any) -> Any:
+        q, k, v = own.heads(x)
+        low = torch.finfo(torch.float32).min
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        scores = torch.where(seen, q @ k.transpose(-1, -2) * SCALE, torch.tensor(low))
+        scores = scores + (1.0 - m[:, None, None, :].float()) * low
+        return own.merge(scores.softmax(-1) @ v)
+
+    check(exported(body, masked(), MASKED))
+
+
+def test_weights_zeroed_where_the_same_mask_hid_them() -> None:
+    def body(own: Layer, x: Any, m: Any) -> Any:
+        q, k, v = own.heads(x)
+        hidden = m[:, None, None, :] == 0
+        scores = (q @ k.transpose(-1, -2) * SCALE).masked_fill(hidden, float("-inf"))
+        again = m[:, None, None, :] == 0
+        return own.merge(scores.softmax(-1).masked_fill(again, 0.0) @ v)
+
+    assert check(exported(body, masked(), MASKED)).spec.mask.padding
+
+
+def test_weights_zeroed_where_another_mask_holds_are_refused() -> None:
+    def body(own: Layer, x: Any, m: Any) -> Any:
+        q, k, v = own.heads(x)
+        scores = (q @ k.transpose(-1, -2) * SCALE).masked_fill(m[:, None, None, :] == 0, -1e30)
+        return own.merge(scores.softmax(-1).masked_fill(m[:, None, None, :] == 1, 0.0) @ v)
+
+    verdict = only(recognise(exported(body, masked(), MASKED).model))
+    assert isinstance(verdict, Rejection)
+    assert verdict.reason.code == "probabilities-masked"
+
+
+def _talking(own: Layer, x: Any) -> Any:
+    q, k, v = own.heads(x)
+    scores = own.mix((q @ k.transpose(-1, -2) * SCALE).permute(0, 2, 3, 1))
+    return own.merge(scores.permute(0, 3, 1, 2).softmax(-1) @ v)
+
+
+def _repaired(own: Layer, x: Any) -> Any:
+    q, k, v = own.heads(x)
+    return own.merge(torch.nan_to_num((q @ k.transpose(-1, -2) * SCALE).softmax(-1)) @ v)
+
+
+def _renormed(own: Layer, x: Any) -> Any:
+    q, k, v = own.heads(x)
+    weights = (q @ k.transpose(-1, -2) * SCALE).softmax(-1) * (x[:, None, None, :, 0] > 0)
+    return own.merge(weights / (weights.sum(-1, keepdim=True) + 1e-9) @ v)
+
+
+@pytest.mark.parametrize("body", [_talking, _repaired, _renormed])
+def test_attention_with_more_to_it_is_never_called_something_else(body: Any) -> None:
+    """Refused or recognised, but not a pooling or a matching, which nobody would look at again."""
+    verdict = only(recognise(exported(body, plain(), PLAIN).model))
+    assert not isinstance(verdict, NotAttention), verdict.to_json()
+
+
+def test_scores_mixed_over_heads_are_refused() -> None:
+    verdict = only(recognise(exported(_talking, plain(), PLAIN).model))
+    assert isinstance(verdict, Rejection)
+    assert verdict.reason.code == "scores-mixed"
+
+
+def test_noise_on_the_logits_of_a_codebook_makes_no_attention() -> None:
+    def body(own: Layer, x: Any, g: Any) -> Any:
+        return ((own.q(x)[..., :HEADS] + g) / 0.7).softmax(-1) @ own.codes
+
+    def narrow(own: Layer, x: Any, g: Any) -> Any:
+        return ((torch.nn.functional.linear(x, own.codes) + g) / 0.7).softmax(-1) @ own.codes
+
+    samples = [(drawn(2, 7, WIDTH), drawn(2, 7, HEADS)), (drawn(3, 5, WIDTH), drawn(3, 5, HEADS))]
+    axes = {"x": {0: "b", 1: "s"}, "g": {0: "b", 1: "s"}}
+    for made in (body, narrow):
+        verdict = only(recognise(exported(made, samples, axes).model))
+        assert isinstance(verdict, NotAttention), verdict.to_json()
+
+
+def test_router_on_top_of_an_attention_is_still_a_router() -> None:
+    def body(own: Layer, x: Any) -> Any:
+        made = own.merge(weigh(*own.heads(x)))
+        return own.mix(made[..., :HEADS]).softmax(-1) @ own.codes
+
+    verdicts = recognise(exported(body, plain(), PLAIN).model).verdicts
+    assert [v.verdict for v in verdicts] == ["attention", "not_attention"]
