@@ -14,7 +14,7 @@ from mha_export.errors import InputError
 from mha_export.frontends import SourceOptions, open_source
 from mha_export.jobs._store import ORIGINAL, PORTABLE, file_sha256
 from mha_export.report.records import ExportRecord, VariantRecord, read_export
-from mha_export.targets import Available, TargetRequest, parse_target, parse_targets
+from mha_export.targets import Available, TargetRequest, parse_targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,26 +102,30 @@ def _folder(path: Path, targets: Sequence[str]) -> Subject:
 def _candidates(path: Path, record: ExportRecord, targets: Sequence[str]) -> list[Candidate]:
     variants = {variant.target: variant for variant in record.variants}
     portable = variants.get(PORTABLE)
-    own = [name for name in variants if name != PORTABLE]
-    asked = [name for name in targets if name != PORTABLE]
-    requests = parse_targets(asked) if asked else tuple(parse_target(name) for name in own)
-    if not requests:
-        requests = tuple(parse_targets(["all"]))
-    found: list[Candidate] = []
+    if PORTABLE in targets and portable is None:
+        raise _no_graph(path, PORTABLE, variants)
+    named = [name for name in (targets or variants) if name != PORTABLE]
+    # The portable graph alone: on every target found here, and beside it no graph of a target.
+    requests = parse_targets(named or ["all"])
     wants_portable = not targets or PORTABLE in targets
+    found: list[Candidate] = []
     for request in requests:
-        variant = variants.get(request.target.name)
+        variant = variants.get(request.target.name) if named else None
         if variant is None and portable is None and _can_run(request):
-            raise InputError(
-                f"{path} holds no graph for target {request.target.name}; it has "
-                f"{', '.join(sorted(variants))}",
-                fix=f"export again with -t {request.target.name} (or -t portable)",
-            )
+            raise _no_graph(path, request.target.name, variants)
         if variant is not None or portable is None or not wants_portable:
             found.append(_candidate(path, request, variant or portable))
         if portable is not None and (wants_portable or variant is None) and _can_run(request):
             found.append(_candidate(path, request, portable))
     return _distinct(found)
+
+
+def _no_graph(path: Path, name: str, variants: Mapping[str, VariantRecord]) -> InputError:
+    portable = "" if name == PORTABLE else " (or -t portable)"
+    return InputError(
+        f"{path} holds no graph for target {name}; it has {', '.join(sorted(variants))}",
+        fix=f"export again with -t {name}{portable}",
+    )
 
 
 def _candidate(path: Path, request: TargetRequest, variant: VariantRecord | None) -> Candidate:

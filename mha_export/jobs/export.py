@@ -96,8 +96,8 @@ def export_model(
 ) -> JobResult:
     """Recognise, rewrite and prove ``source`` for each target, and write the folder ``out``.
 
-    ``out`` gets ``<target>.onnx`` files, ``original.onnx``, one ``weights.bin`` and
-    ``export.json``; it is complete or untouched.
+    ``out`` gets ``<target>.onnx`` files, ``original.onnx`` (cast, where asked), one
+    ``weights.bin`` and ``export.json``; it is complete or untouched.
 
     Returns:
         ``export.json`` as a document. ``exit_code`` 1: a proof failed under ``strict``, or an
@@ -118,21 +118,22 @@ def export_model(
         progress(f"casting to {source_settings.dtype}")
         model = with_dtype(model, source_settings.dtype)
     exporter = _Exporter(model, source_settings, settings, plan, progress)
-    models: dict[str, ir.Model] = {ORIGINAL: loaded.model}
+    # Cast, not rewritten: runs of the variants are judged on the same inputs, of the same types.
+    models: dict[str, ir.Model] = {ORIGINAL: model}
     variants: list[VariantRecord] = []
     recognition = exporter.recognition_at(None)
     _require_attention(recognition, loaded, source)
     for destination in destinations:
         rewritten = exporter.variant(destination)
         models[destination.name] = rewritten.model
-        variants.append(_variant_record(destination, rewritten, source_settings.dtype))
+        variants.append(_variant_record(destination, rewritten, _float_dtype(model)))
     record = ExportRecord(
         model=model_record(loaded),
         sites=site_records(recognition),
         variants=tuple(variants),
-        notes=tuple(loaded.notes),
+        notes=(*loaded.notes, *_cast_notes(loaded.model, model)),
     )
-    notices = [*loaded.notes, *_notices(record)]
+    notices = [*record.notes, *_notices(record)]
     exit_code = _verdict(record, recognition, settings, notices)
     if exit_code == OK:
         progress("writing")
@@ -265,17 +266,25 @@ def _require_attention(recognition: Recognition, loaded: LoadedModel, source: An
     )
 
 
-def _variant_record(
-    destination: _Destination, rewritten: Rewritten, dtype: DType | None
-) -> VariantRecord:
+def _variant_record(destination: _Destination, rewritten: Rewritten, dtype: DType) -> VariantRecord:
     return VariantRecord(
         target=destination.name,
         file=f"{destination.name}.onnx",
-        dtype=(dtype or DType.FP32).value,
+        dtype=dtype.value,
         opset=int(rewritten.model.graph.opset_imports.get("", 1)),
         sites={site_id: _outcome(outcome) for site_id, outcome in rewritten.outcomes.items()},
         nodes=count_nodes(rewritten.model),
     )
+
+
+def _float_dtype(model: ir.Model) -> DType:
+    """The coarsest floating-point type among inputs, outputs and weights."""
+    graph = model.graph
+    values = (*graph.inputs, *graph.outputs, *graph.initializers.values())
+    found = {value.dtype for value in values}
+    if ir.DataType.BFLOAT16 in found:
+        return DType.BF16
+    return DType.FP16 if ir.DataType.FLOAT16 in found else DType.FP32
 
 
 def _outcome(outcome: SiteOutcome) -> SiteOutcomeRecord:
@@ -286,6 +295,13 @@ def _outcome(outcome: SiteOutcome) -> SiteOutcomeRecord:
         reason=outcome.reason,
         proof=None if outcome.proof is None else ProofRecord.from_json(outcome.proof.to_json()),
     )
+
+
+def _cast_notes(given: ir.Model, model: ir.Model) -> list[str]:
+    if model is given:
+        return []
+    dtype = _float_dtype(model).value
+    return [f"original.onnx is the model cast to {dtype}: what the rewriting is judged against"]
 
 
 def _notices(record: ExportRecord) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from mha_export.errors import InputError
 from mha_export.forms import all_forms
 from mha_export.jobs import ExportSettings, SourceSettings, export_model, inspect_model
+from mha_export.jobs.export import _destinations
 from mha_export.report.records import read_export, validate
 
 
@@ -190,3 +191,37 @@ def test_unknown_names_are_refused_before_any_work(
             out=tmp_path / "out",
             settings=ExportSettings(form=form),
         )
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_cast_export_is_judged_against_the_cast_model(
+    encoder: Path, tmp_path: Path, dtype: str
+) -> None:
+    out = tmp_path / "out"
+    result = export_model(
+        encoder, targets=["reference"], out=out, source_settings=SourceSettings(dtype=dtype)
+    )
+    assert any(f"cast to {dtype}" in notice for notice in result.notices)
+    (variant,) = result.document["variants"]
+    assert variant["dtype"] == dtype
+    types = [
+        [v.dtype for v in ir.load(out / f"{n}.onnx").graph.inputs]
+        for n in ("original", "reference")
+    ]
+    assert types[0] == types[1]
+
+
+def test_the_dtype_of_a_variant_is_that_of_its_model(encoder: Path, tmp_path: Path) -> None:
+    """A model that comes in fp16 is recorded as such, without ``--dtype``."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    export_model(
+        encoder, targets=["reference"], out=first, source_settings=SourceSettings(dtype="fp16")
+    )
+    result = export_model(first / "original.onnx", targets=["reference"], out=second)
+    assert [variant["dtype"] for variant in result.document["variants"]] == ["fp16"]
+
+
+def test_every_precision_asked_of_a_target_can_veto_a_form() -> None:
+    one, *more = _destinations(["openvino:bf16", "openvino:f32", "cpu"], None)
+    assert one.precisions == ("bf16", "f32")
+    assert [other.name for other in more] == ["cpu"]

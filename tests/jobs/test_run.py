@@ -9,6 +9,7 @@ import pytest
 
 from mha_export.errors import InputError
 from mha_export.jobs import RunSettings, run_models
+from mha_export.jobs._subject import open_subject
 from mha_export.report.records import validate
 
 QUICK = RunSettings(quick=True)
@@ -122,3 +123,30 @@ def test_an_unknown_dimension_is_refused(encoder: Path) -> None:
     settings = RunSettings.from_options(dims=["nope=3"], quick=True)
     with pytest.raises(InputError, match="nope"):
         run_models(encoder, targets=["cpu"], settings=settings)
+
+
+def test_the_portable_graph_alone_runs_without_the_graphs_of_targets(exported: Path) -> None:
+    candidates = open_subject(exported, ["portable"]).candidates
+    assert {"cpu", "reference"} <= {candidate.request.name for candidate in candidates}
+    assert {candidate.variant for candidate in candidates} == {"portable"}
+
+
+def test_a_portable_graph_that_is_not_there_is_refused(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "without"
+    shutil.copytree(exported, folder)
+    record = json.loads((folder / "export.json").read_text())
+    record["variants"] = [row for row in record["variants"] if row["target"] != "portable"]
+    (folder / "export.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="no graph for target portable; it has cpu, reference"):
+        open_subject(folder, ["portable"])
+
+
+@pytest.mark.parametrize("name", ["r", "none/r.json"])
+def test_an_output_that_cannot_be_written_is_refused_before_any_run(
+    exported: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "r").mkdir()
+    steps: list[str] = []
+    with pytest.raises(InputError, match="folder"):
+        run_models(exported, output=tmp_path / name, progress=steps.append)
+    assert not steps
