@@ -200,7 +200,7 @@ class _Drafting:
         views["output"] = self.weighted.output
         lowest = {name: stages[0].view for name, stages in self.stages.items()}
         for trial in (views, {**lowest, "output": self.weighted.output}):
-            atoms = atoms_of(trial, self.scores.space, self.scores.axis)
+            atoms = atoms_of(trial, self.scores.space, self.scores.axis, self.scene)
             if atoms is None:
                 continue
             merged = merged_with_channels(self.landings, self.weighted.output.axes[-1])

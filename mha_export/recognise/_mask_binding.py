@@ -189,7 +189,11 @@ def _empty_row(fitting: Fitting, softmax_alone: EmptyRow) -> EmptyRow:
 def _spans(fitting: Fitting, value: ir.Value) -> bool:
     """Whether the value broadcasts to [b, h, s, t] with a last axis of all keys."""
     draft, dims = fitting.draft, fitting.scenes[0].dims(value)
-    return bool(dims) and len(dims) <= 4 and dims[-1] == draft.scores.space[draft.scores.axis]
+    return (
+        dims is not None
+        and 0 < len(dims) <= 4
+        and dims[-1] == draft.scores.space[draft.scores.axis]
+    )
 
 
 def _score_mask(fitting: Fitting, placed: list[Placed]) -> ScoreMask | None:

@@ -110,16 +110,21 @@ def _recut(factors: Axis, chain: list[int]) -> list[tuple[int, int]]:
     return result
 
 
-def atoms_of(views: dict[str, View], space: tuple[int, ...], keys: int) -> list[Atom] | None:
+def atoms_of(
+    views: dict[str, View], space: tuple[int, ...], keys: int, scene: Scene
+) -> list[Atom] | None:
     """All atoms of the space but the keys', in the order of its axes."""
     atoms: list[Atom] = []
     names = list(views)
     for axis, size in enumerate(space):
         if axis == keys or size == 1:
             continue
-        cut = refined([views[name].axes[axis] for name in names], size)
+        own = [views[name].axes[axis] for name in names]
+        marks = [mark for name in names for mark in _head_marks(views[name], name, axis, scene)]
+        cut = refined([*own, *marks], size) or refined(own, size)
         if cut is None:
             return None
+        cut = cut[: len(names)]
         for place in range(len(cut[0])):
             atoms.append(
                 Atom(
@@ -131,6 +136,24 @@ def atoms_of(views: dict[str, View], space: tuple[int, ...], keys: int) -> list[
                 )
             )
     return atoms
+
+
+def _head_marks(view: View, name: str, axis: int, scene: Scene) -> list[Axis]:
+    """Where an axis leaves the source axis of the channels: heads merged into the batch end there.
+
+    A stride alone does not show it: rows of [length, batch, heads * channels] lie one after another.
+    """
+    dims = None if name == "output" else scene.dims(view.source)
+    if dims is None:
+        return []
+    parts = split_by_axis(View(view.source, 0, (view.axes[axis], view.axes[-1])), dims)
+    if parts is None:
+        return []
+    places = {place for _, place, _ in parts[1]}
+    inside = [place in places for _, place, _ in parts[0]]
+    if len(places) != 1 or all(inside) or not any(inside):
+        return []
+    return [tuple((n, index + 1) for index, (n, _, _) in enumerate(parts[0]))]
 
 
 def roles_of(

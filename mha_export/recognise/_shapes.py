@@ -209,8 +209,15 @@ class Shapes:
             branch = node.attributes[name].as_graph()
             self._walk(branch)
             ends.append([self.shape(value) for value in branch.outputs])
-        for value, left, right in zip(node.outputs, *ends, strict=True):
-            self._shapes[value] = left if left == right else self.declared(value)
+        condition = self.content(node.inputs[0])
+        taken = None if condition is None or condition.size != 1 else not condition.item()
+        for place, (value, left, right) in enumerate(zip(node.outputs, *ends, strict=True)):
+            if left == right:
+                self._shapes[value] = left
+            elif taken is None:
+                self._shapes[value] = self.declared(value)
+            else:
+                self._shapes[value] = ends[taken][place]
 
     def _loop(self, node: ir.Node) -> None:
         body = node.attributes["body"].as_graph()
