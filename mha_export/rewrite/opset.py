@@ -59,7 +59,9 @@ def raise_opset(model: ir.Model, opset: int) -> None:
     if opset > NEWEST or current < OLDEST:
         raise InputError(
             f"opset {current} to {opset} is not a known step; expected {OLDEST} to {NEWEST}",
-            fix="export the model again at a later opset" if current < OLDEST else None,
+            fix="export the model again at a later opset"
+            if current < OLDEST
+            else f"ask for opset {NEWEST} or less",
         )
     _raise_graph(model.graph, current, opset)
     model.graph.opset_imports[""] = opset
