@@ -14,7 +14,7 @@ from mha_export.errors import InputError
 from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, form_named
 from mha_export.frontends import LoadedModel, open_source
-from mha_export.jobs._plan import Plan, read_plan
+from mha_export.jobs._plan import ANY_SITE, Plan, read_plan
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import FAILED, OK, JobResult
 from mha_export.jobs._settings import ExportSettings, SourceSettings
@@ -133,7 +133,7 @@ def export_model(
         variants=tuple(variants),
         notes=(*loaded.notes, *_cast_notes(loaded.model, model)),
     )
-    notices = [*record.notes, *_notices(record)]
+    notices = [*record.notes, *_notices(record), *_unused(plan, record)]
     exit_code = _verdict(record, recognition, settings, notices)
     if exit_code == OK:
         progress("writing")
@@ -319,6 +319,16 @@ def _notices(record: ExportRecord) -> list[str]:
         for (status, reason), sites in reasons.items():
             lines.append(f"{variant.target}: {_some(sites)}: {status}: {reason}")
     return lines
+
+
+def _unused(plan: Plan, record: ExportRecord) -> list[str]:
+    """Sites that the plan names and the model does not have: a typing error, most likely."""
+    known = {ANY_SITE, *(site.id for site in record.sites)}
+    return [
+        f"--plan: {variant.target}: the model has no site {', '.join(unknown)}"
+        for variant in record.variants
+        if (unknown := sorted(set(plan.choices.get(variant.target, {})) - known))
+    ]
 
 
 def _some(names: list[str]) -> str:

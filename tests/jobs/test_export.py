@@ -225,3 +225,12 @@ def test_every_precision_asked_of_a_target_can_veto_a_form() -> None:
     one, *more = _destinations(["openvino:bf16", "openvino:f32", "cpu"], None)
     assert one.precisions == ("bf16", "f32")
     assert [other.name for other in more] == ["cpu"]
+
+
+def test_a_site_that_only_the_plan_knows_is_told(encoder: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"targets": {"reference": {"*": {"form": "onnx"}, "s.9": {"form": "onnx"}}}}')
+    result = export_model(
+        encoder, targets=["reference"], out=tmp_path / "out", settings=ExportSettings(plan=plan)
+    )
+    assert result.notices == ("--plan: reference: the model has no site s.9",)
