@@ -1,4 +1,4 @@
-"""Shapes of the ops without a law here, from ONNX's own per-op inference (Conv, pooling, Resize...).
+"""Shapes of the ops without a law here (Conv, Resize, ...), from ONNX's own inference per op.
 
 Slower than a law by far, so only what a law does not know comes here.
 """
@@ -43,7 +43,11 @@ def _inferred(
     for name, value, shape, content in zip(names, node.inputs, shapes, contents, strict=True):
         if value is None:
             continue
-        kind = value.dtype if value.dtype is not None else ir.DataType.FLOAT
+        kind = value.dtype
+        if kind is None:
+            kind = ir.DataType.FLOAT
+            if content is not None:
+                kind = ir.DataType.from_numpy(content.dtype)
         proto = onnx.TypeProto()
         proto.tensor_type.elem_type = int(kind)
         if shape is not None:

@@ -15,13 +15,14 @@ import onnx_ir as ir
 
 from mha_export.recognise._contraction_laws import CONTRACTIONS
 from mha_export.recognise._evaluate_contents import RULES, attributes_of
+from mha_export.recognise._movement_laws import MOVES
 from mha_export.recognise._schema_shapes import inferred
 from mha_export.recognise._shape_laws import LAWS, Facts, Shape
 
 LARGEST_CONTENT = 4096
 """Elements of the largest value whose content is kept."""
 
-_LAWS = {**LAWS, **CONTRACTIONS}
+_LAWS = {**LAWS, **MOVES, **CONTRACTIONS}
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _UNFOLDED = frozenset({"MatMul", "Einsum", "LayerNormalization", "RMSNormalization", "Dropout"})
 
@@ -205,13 +206,17 @@ class Shapes:
 
     def _branches(self, node: ir.Node) -> None:
         ends = []
-        for name in ("then_branch", "else_branch"):
-            branch = node.attributes[name].as_graph()
+        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        for branch in branches:
             self._walk(branch)
             ends.append([self.shape(value) for value in branch.outputs])
         condition = self.content(node.inputs[0])
         taken = None if condition is None or condition.size != 1 else not condition.item()
         for place, (value, left, right) in enumerate(zip(node.outputs, *ends, strict=True)):
+            if taken is not None:
+                content = self.content(branches[taken].outputs[place])
+                if content is not None:
+                    self._contents[value] = content
             if left == right:
                 self._shapes[value] = left
             elif taken is None:
