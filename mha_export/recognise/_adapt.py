@@ -65,8 +65,9 @@ class Deriver:
                     scene.shapes.learn(maker)
             scene.shapes.learn(node)
         source = next((v for v in inputs if isinstance(v, ir.Value)), None)
-        if value.dtype is None and source is not None and op_type in _KEEPING:
-            value.dtype = self.scenes[0].dtype(source)
+        dtype = None if source is None else self.scenes[0].dtype(source)
+        if value.dtype is None and dtype is not None and op_type in _KEEPING:
+            value.dtype = dtype
         return value
 
     def size(self, value: ir.Value, axis: int) -> Size:
@@ -145,7 +146,7 @@ def _static(parts: Sequence[Part]) -> int:
 
 
 def partitioned(axes: Sequence[Axis], parts: Sequence[Part]) -> list[list[Part]] | None:
-    """Each axis as the parts it consists of, outermost first; None unless every part is used once."""
+    """Each axis as the parts it consists of; None unless every part is used just once."""
     unused = [part for part in parts if part.size > 1]
     result: list[list[Part]] = []
     for axis in axes:

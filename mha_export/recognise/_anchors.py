@@ -88,7 +88,8 @@ def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, tuple[ir.Nod
     if len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
         return
     left, right = node.inputs
-    assert left is not None and right is not None
+    assert left is not None
+    assert right is not None
     if node.op_type == "Div":
         yield left, right, ()
         return

@@ -1,8 +1,9 @@
-"""From a draft at concrete sizes to a Site: spec, operands, nodes, and whether it may be replaced."""
+"""From drafts at concrete sizes to a site: spec and operands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -88,7 +89,7 @@ def _is_same(one: ir.Value, other: ir.Value, depth: int = 16) -> bool:
         if contents[0] is None or contents[1] is None:
             return False
         arrays = [tensor.numpy() for tensor in contents if tensor is not None]
-        return arrays[0].dtype == arrays[1].dtype and bool(np.array_equal(*arrays))
+        return arrays[0].dtype == arrays[1].dtype and bool(np.array_equal(arrays[0], arrays[1]))
     attributes = [{k: repr(a.value) for k, a in node.attributes.items()} for node in (left, right)]
     return attributes[0] == attributes[1] and all(
         a is b or (a is not None and b is not None and _is_same(a, b, depth - 1))
@@ -100,7 +101,9 @@ def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
     scenes = fitting.scenes
     scene = scenes[0]
     query, key, value = draft.query.heads, draft.key.heads, draft.value.heads
-    assert query is not None and key is not None and value is not None
+    assert query is not None
+    assert key is not None
+    assert value is not None
     sinks = None
     if draft.scores.sink is not None:
         sinks = _sinks(draft, scene)
@@ -139,7 +142,7 @@ def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
     return replaceable_site(fitting, spec, operands)
 
 
-def _norm_operands(draft: Draft, common: Common) -> dict[str, ir.Value | None]:
+def _norm_operands(draft: Draft, common: Common) -> dict[str, Any]:
     if common.norm is None:
         return {}
     query, key = draft.query.stage.norm, draft.key.stage.norm

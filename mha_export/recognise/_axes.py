@@ -6,7 +6,7 @@ the *source* value. An axis is a list of factors, outermost first. So
 * a head split is one axis cut into two: ``(h*d, 1) -> (h, d), (d, 1)``;
 * a Transpose only permutes axes, a Reshape only cuts and joins factors;
 * a broadcast is a factor of stride 0, and where it stands tells interleaving from tiling:
-  ``[(k, d), (g, 0)]`` repeats each key/value head g times in a row, ``[(g, 0), (k, d)]`` tiles them.
+  ``[(k, d), (g, 0)]`` repeats each key/value head g times in a row, ``[(g, 0), (k, d)]`` tiles.
 
 Two spellings of one rearrangement give the same view, whatever ops they are made of.
 """
@@ -76,7 +76,7 @@ def transposed(view: View, perm: Sequence[int]) -> View:
 
 
 def reshaped(view: View, dims: Sequence[int]) -> View | None:
-    """The same elements in row-major order under new sizes; None where a cut falls inside a factor."""
+    """The same elements in order under new sizes; None where a cut falls inside a factor."""
     pending = list(coalesced(factor for axis in view.axes for factor in axis))[::-1]
     axes: list[Axis] = []
     for dim in dims:
@@ -117,7 +117,7 @@ def _cut(axis: Axis, start: int, step: int, count: int) -> tuple[int, Axis] | No
         return None
     if not axis:
         return (0, ()) if start == 0 and count == 1 else None
-    size, stride = axis[0]
+    stride = axis[0][1]
     if len(axis) == 1:
         return start * stride, coalesced([(count, step * stride)])
     inner = axis_size(axis[1:])
@@ -213,7 +213,7 @@ def factorised(indices: Sequence[int]) -> tuple[int, list[Factor]] | None:
 
 
 def joined(views: Sequence[View], place: int) -> View | None:
-    """Concat of views of one source that differ by regular offsets only (a restack, a repetition)."""
+    """Concat of views of one source that differ by regular offsets only."""
     first = views[0]
     if any(view.source is not first.source or view.axes != first.axes for view in views):
         return None
@@ -289,7 +289,7 @@ def _through(
 
 
 def split_by_axis(view: View, dims: Sequence[int]) -> list[list[tuple[int, int, int]]] | None:
-    """Each axis of ``view`` as (size, axis of the source, step in that axis) pieces, outermost first.
+    """Each axis of ``view`` as (size, axis of the source, step in that axis) pieces.
 
     Broadcast factors are (size, -1, 0). None where a factor straddles source axes unevenly.
     """

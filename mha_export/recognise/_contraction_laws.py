@@ -1,4 +1,4 @@
-"""Shapes of the ops that multiply matrices: MatMul and its kin, Gemm, Einsum, and fused attention."""
+"""Shapes of the ops that multiply matrices: MatMul and its kin, Gemm, Einsum, attention."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def _matmul_shape(
     if left is None or right is None or not left or not right:
         return None
     if len(left) == 1 or len(right) == 1:
-        lead = left[:-1] if len(right) == 1 else right[:-2] + right[-1:]
-        return lead
+        return left[:-1] if len(right) == 1 else right[:-2] + right[-1:]
     inner = (left[-1], right[-2])
     if None not in inner and inner[0] != inner[1]:
         conflicts.append((inner[0] or 0, inner[1] or 0))
@@ -125,7 +124,7 @@ def _attention(facts: Facts) -> Sequence[Shape | None]:
 
 
 def _microsoft_attention(facts: Facts) -> Sequence[Shape | None]:
-    """The first output of contrib attention ops has the shape of the first input, or of its third."""
+    """The first output of contrib attention ops is shaped like the query, as wide as the value."""
     query = facts.shapes[0]
     rest: list[Shape | None] = [None] * (facts.outputs - 1)
     if query is not None and len(query) == 3:

@@ -83,7 +83,7 @@ def _only_use(value: ir.Value) -> ir.Value | None:
 
 
 def _rejoined(users: list[ir.Node]) -> ir.Value | None:
-    """The Concat that all pieces cut by ``users`` go into (heads taken one by one, then stacked)."""
+    """The Concat that all pieces cut by ``users`` go into: heads taken one by one, stacked."""
     pieces = [value for node in users for value in node.outputs]
     for _ in range(3):
         following: dict[ir.Node, None] = {}

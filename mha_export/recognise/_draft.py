@@ -23,7 +23,8 @@ from mha_export.recognise._lift import Stage, Way, lifted
 from mha_export.recognise._probabilities import Use, Weighted, read_weighted
 from mha_export.recognise._roles import Atom, Roles, along, atoms_of, roles_of
 from mha_export.recognise._scene import Scene
-from mha_export.recognise._scores import Scores, read_scores
+from mha_export.recognise._score_steps import Scores
+from mha_export.recognise._scores import read_scores
 from mha_export.recognise._site import Reason
 
 

@@ -1,10 +1,9 @@
 """What only the whole list of verdicts decides: ids, shared keys and values, names of dimensions.
 
 Ids come from order and structure alone, never from names, so that copies of a model as text, with
-external data or wrapped in functions get the same ones: the n-th self-attention is ``layer.n.self``;
-a cross-attention belongs to the layer of the self-attention before it (``layer.n.cross``), and
-opens a layer of its own where there is none. Everything that is no site is ``softmax.n``, n
-counting all verdicts.
+external data or wrapped in functions get the same: the n-th self-attention is ``layer.n.self``; a
+cross-attention belongs to the layer of the self-attention before it (``layer.n.cross``), and opens
+a layer of its own where there is none. What is no site is ``softmax.n``, n counting all verdicts.
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ def dimension(value: ir.Value, axis: int, scenes: Sequence[Scene], default: str)
         if all(scene.shapes.sizes[name] == size for scene, size in zip(scenes, sizes, strict=True)):
             return name
     declared = None if value.shape is None or axis >= len(value.shape) else value.shape[axis]
-    name = getattr(declared, "value", None)
-    return str(name) if name else default
+    symbol = getattr(declared, "value", None)
+    return str(symbol) if symbol else default
 
 
 def _numbered(verdicts: Sequence[Verdict]) -> list[Verdict]:

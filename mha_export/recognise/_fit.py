@@ -114,9 +114,8 @@ class Fitting:
     ) -> list[Part] | None:
         """The roles of a view over the score space, with sizes that the graph can state.
 
-        Args:
-            roles: ``b``, ``s``, ``t``: which of batch, queries and keys the view has.
-            own: how many trailing axes of the view are channels.
+        ``roles`` says which of batch, queries and keys (``b``, ``s``, ``t``) the view has, ``own``
+        how many of its trailing axes are channels.
         """
         draft = self.draft
         views = [view_of(other) for other in self.drafts]
@@ -207,9 +206,7 @@ class Fitting:
             stage = stages[index]
             if stage.past is not None or any(len(d.stages[name]) <= index for d in self.drafts):
                 continue
-            parts = self.parts(
-                lambda d, i=index: d.stages[name][i].view, f"b{length}", heads, draft.own(name)
-            )
+            parts = self.parts(_stage_view(name, index), f"b{length}", heads, draft.own(name))
             if parts is None:
                 continue
             made = self._from_stage(stage, parts, length)
@@ -306,12 +303,18 @@ class Fitting:
         mark.graph.remove(mark, safe=True)
         if any(scene.dims(back) != scene.dims(landing.value) for scene in self.scenes):
             return None
-        back.dtype = back.dtype or self.scenes[0].dtype(landing.value)
+        dtype = back.dtype or self.scenes[0].dtype(landing.value)
+        if dtype is not None:
+            back.dtype = dtype
         for node, place in readers:
             node.replace_input_with(place, back)
         if landing.value.is_graph_output():
             _stand_in(landing.value, back)
         return merged
+
+
+def _stage_view(name: str, index: int) -> Callable[[Draft], View]:
+    return lambda draft: draft.stages[name][index].view
 
 
 def _mark_after(value: ir.Value) -> ir.Node:

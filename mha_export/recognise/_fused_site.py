@@ -25,10 +25,9 @@ def settled(site: Site, scenes: Sequence[Scene]) -> Site:
     """The site with operands and output where the graph holds them best, and all its nodes."""
     operands = dataclasses.replace(
         site.operands,
-        **{
-            name: _raised(getattr(site.operands, name), scenes)
-            for name in ("query", "key", "value")
-        },
+        query=_raised(site.operands.query, scenes),
+        key=_raised(site.operands.key, scenes),
+        value=_raised(site.operands.value, scenes),
     )
     output = _lowered(site.output, scenes)
     present = [h.value for h in (site.present_key, site.present_value) if h is not None]

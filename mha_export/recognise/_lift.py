@@ -59,7 +59,7 @@ class Stage:
     past: Past | None = None
 
     def places(self, scene: Scene) -> Iterator[tuple[ir.Value, View]]:
-        """Values between the source and the entry, nearest to the source first, with their views."""
+        """Values from the source to the entry, in that order, with their views."""
         chain = [self.entry]
         while chain[-1] is not self.view.source:
             inputs = moved_inputs(chain[-1])
@@ -96,8 +96,7 @@ class Way:
 def lifted(operand: ir.Value, view: View, way: Way, scene: Scene) -> list[Stage]:
     """Every stage from ``operand`` up, the lowest first.
 
-    Args:
-        view: the operand over the axes of the score space and its own.
+    ``view`` is the operand over the axes of the score space and its own.
     """
     stages = [Stage(entry=operand, view=view)]
     while True:

@@ -18,7 +18,7 @@ from mha_export.recognise._lift import Stage
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
-from mha_export.recognise._scores import Term, Weighting
+from mha_export.recognise._score_steps import Term, Weighting
 from mha_export.recognise._site import Reason
 from mha_export.recognise.masks import MaskTerm, read_mask
 from mha_export.spec import Dim, EmptyRow, MaskSpec
@@ -305,8 +305,7 @@ def placed_value(
 ) -> ir.Value | None:
     """What meets the scores, as a value that broadcasts to [b, h, s, t].
 
-    Args:
-        keys: whether its last axis must be all keys, not one that broadcasts.
+    With ``keys`` its last axis must be all keys, not one that broadcasts.
     """
     value = _aligned(term, fitting.draft, fitting.scenes[0], keys=keys)
     if value is not None:

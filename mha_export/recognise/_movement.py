@@ -22,7 +22,8 @@ from mha_export.recognise._axes import (
     transposed,
 )
 from mha_export.recognise._evaluate_contents import attributes_of
-from mha_export.recognise._shape_laws import Facts, slice_bounds, slice_range, split_sizes
+from mha_export.recognise._movement_laws import slice_bounds, slice_range, split_sizes
+from mha_export.recognise._shape_laws import Facts
 from mha_export.recognise._shapes import Shapes
 
 RENAMING = frozenset({"Identity", "Dropout"})

@@ -25,8 +25,7 @@ _REDUCTIONS = frozenset({"ReduceSum", "ReduceMean"})
 def other_softmax(anchor: Anchor, uses: Iterable[Use] | None, scene: Scene) -> Reason | None:
     """What the softmax is when it is plainly no attention; None when that can't be said.
 
-    Args:
-        uses: where its output goes, when no product of it was found; None: not looked at.
+    ``uses`` is where its output goes, when no product of it was found; None: not looked at.
     """
     weight = _weights_of(anchor.logits, scene)
     above = _maker(anchor.logits, scene)

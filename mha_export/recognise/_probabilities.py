@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from mha_export.recognise._axes import Axis, View, coalesced, composed, identity
 from mha_export.recognise._movement import RENAMING, moved_inputs
 from mha_export.recognise._product import Product, product_of
 from mha_export.recognise._scene import Scene
-from mha_export.recognise._scores import Scores
+from mha_export.recognise._score_steps import Scores
 from mha_export.recognise._site import Reason
 
 
@@ -114,8 +115,8 @@ def _scaled(others: list[Use], scene: Scene) -> Reason | None:
         if any(_is_product(user, scene) for user, _ in node.outputs[0].uses()):
             return Reason(
                 code="probabilities-scaled",
-                message=f"the attention weights {use.value.name!r} are multiplied before they weigh "
-                "the values: they no longer add up to one",
+                message=f"the attention weights {use.value.name!r} are multiplied before they "
+                "weigh the values: they no longer add up to one",
                 value=use.value.name,
                 nodes=(node.name or node.op_type,),
             )
@@ -272,7 +273,7 @@ def _along(
     path: _Path,
     scores: Scores,
     others: tuple[Use, ...],
-    refused: object,
+    refused: Callable[[str, str], Reason],
 ) -> Weighted | Reason:
     """V and the output over the axes of the score space, then their own axis e."""
     places = product.left.places
@@ -284,20 +285,20 @@ def _along(
     for axis, place in enumerate(places):
         broadcast: Axis = ((sizes[axis], 0),) if sizes[axis] > 1 else ()
         if place >= 0 and product.dims[place] != sizes[axis]:
-            return refused("probabilities-broadcast", "P·V repeats the probabilities")  # type: ignore[operator, no-any-return]
+            return refused("probabilities-broadcast", "P·V repeats the probabilities")
         met = right.view.axes[right.places.index(place)] if place in right.places else broadcast
         value_axes.append(met or broadcast)
         output_axes.append(coalesced([(sizes[axis], strides[place])]) if place >= 0 else broadcast)
     own = [place for place in range(len(product.dims)) if place not in places]
     if any(place not in right.places for place in own):
-        return refused("value-broadcast", "P·V has an axis that neither operand has")  # type: ignore[operator, no-any-return]
+        return refused("value-broadcast", "P·V has an axis that neither operand has")
     value = composed(onto, View(right.view.source, right.view.offset, tuple(value_axes)))
     output = composed(onto, View(product.out, 0, tuple(output_axes)))
     if value is None or output is None:
-        return refused("value-rearranged", "the axes of V do not line up with those of P")  # type: ignore[operator, no-any-return]
+        return refused("value-rearranged", "the axes of V do not line up with those of P")
     keys, tail = value.axes[scores.axis], output.axes[scores.axis]
     if any(stride == 0 for _, stride in keys) or any(stride for _, stride in tail):
-        return refused(  # type: ignore[operator, no-any-return]
+        return refused(
             "softmax-axis",
             "P·V sums over another axis than softmax normalised: the weights do not add up to one",
         )

@@ -14,7 +14,7 @@ from mha_export.recognise._movement import Views
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Side:
-    """One operand: the output axis each of its axes becomes, -1 - k for the k-th contracted pair."""
+    """One operand: which output axis each axis becomes; -1 - k for the k-th contracted pair."""
 
     value: ir.Value
     view: View

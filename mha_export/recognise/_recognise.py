@@ -1,4 +1,4 @@
-"""The walk over a whole model: prepare, look at it at concrete sizes, give every anchor a verdict."""
+"""Over a whole model: prepare, look at it at concrete sizes, give every anchor a verdict."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mha_export.recognise._assignment import assignments
 from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._finish import finished
-from mha_export.recognise._movement import Views
 from mha_export.recognise._fused_site import settled
+from mha_export.recognise._movement import Views
 from mha_export.recognise._other import is_matrix, is_of_pairs, other_softmax
 from mha_export.recognise._prepare import prepared
 from mha_export.recognise._probabilities import Use
@@ -38,6 +38,7 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
     in which functions are inlined and which may hold a few more nodes that derive operands.
 
     Args:
+        model: any ONNX graph, functions and subgraphs included.
         evaluator: runs ops that have no numpy rule here; None: onnx's reference.
     """
     copy = prepared(model)

@@ -1,4 +1,4 @@
-"""Whether an attention can be taken out of its graph: which nodes would go, and what else reads them."""
+"""Whether an attention can be taken out of its graph: which nodes go, what else reads them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ the rank decide: [batch, heads, queries, keys].
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ def refined(lists: Sequence[Axis], size: int) -> list[list[tuple[int, int]]] | N
         if reach not in (size, 1):
             return None
     chain = sorted(cuts)
-    if any(big % small for small, big in zip(chain, chain[1:], strict=False)):
+    if any(big % small for small, big in itertools.pairwise(chain)):
         return None
     return [_recut(factors, chain) for factors in lists]
 
@@ -95,7 +96,7 @@ def _recut(factors: Axis, chain: list[int]) -> list[tuple[int, int]]:
     result: list[tuple[int, int]] = []
     reach = 1
     pending = list(factors)
-    for small, big in zip(chain, chain[1:], strict=False):
+    for small, big in itertools.pairwise(chain):
         count = big // small
         if not pending:
             result.insert(0, (count, 0))
@@ -141,7 +142,7 @@ def atoms_of(
 def _head_marks(view: View, name: str, axis: int, scene: Scene) -> list[Axis]:
     """Where an axis leaves the source axis of the channels: heads merged into the batch end there.
 
-    A stride alone does not show it: rows of [length, batch, heads * channels] lie one after another.
+    A stride alone does not show it: rows of [length, batch, heads * channels] follow each other.
     """
     dims = None if name == "output" else scene.dims(view.source)
     if dims is None:
@@ -166,8 +167,7 @@ def roles_of(
 ) -> Roles:
     """Roles of the atoms.
 
-    Args:
-        merged: factors of the output of P·V that are joined with its channels further down.
+    ``merged`` are the factors of the output of P·V that are joined with its channels further down.
     """
     heads = {
         index

@@ -110,11 +110,10 @@ def _whole(group: list[Site], scenes: Sequence[Scene]) -> Site | None:
     derive = Deriver(scenes, node)
     tensors: dict[str, Heads] = {}
     for name in _MAKERS:
-        heads = [getattr(member.operands, name) for member in group]
-        if name != "query":
-            heads = _distinct(heads)
-            if heads is None:
-                return None
+        each: list[Heads] = [getattr(member.operands, name) for member in group]
+        heads = each if name == "query" else _distinct(each)
+        if heads is None:
+            return None
         tensors[name] = _together(heads, scenes[0], derive)
     if tensors["key"].heads != tensors["value"].heads:
         return None
@@ -124,7 +123,9 @@ def _whole(group: list[Site], scenes: Sequence[Scene]) -> Site | None:
         heads=len(group),
         dim=first.output.dim,
     )
-    operands = dataclasses.replace(first.operands, **tensors)
+    operands = dataclasses.replace(
+        first.operands, query=tensors["query"], key=tensors["key"], value=tensors["value"]
+    )
     nodes, _ = dying([output.value], [value for _, value in operands.values()])
     spec = first.spec.replace(q_heads=len(group), kv_heads=tensors["key"].heads)
     return dataclasses.replace(

@@ -7,14 +7,16 @@ commute with it, a normalisation does not (no stage above one is used then).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from mha_export.operands import Heads, Layout
+from mha_export.recognise._axes import View
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._mask_binding import placed_value
-from mha_export.recognise._scores import Weighting
+from mha_export.recognise._score_steps import Weighting
 from mha_export.recognise._site import Reason
 
 
@@ -27,7 +29,7 @@ def with_weightings(fitting: Fitting) -> Draft | Reason:
     for place, weighting in enumerate(draft.scores.weightings):
         factor = placed_value(
             weighting,
-            lambda d, i=place: d.scores.weightings[i].level_view,  # type: ignore[misc]
+            _level_view(place),
             fitting,
             keys=False,
         )
@@ -35,9 +37,14 @@ def with_weightings(fitting: Fitting) -> Draft | Reason:
             return _refused(weighting)
         op_type = "Div" if weighting.inverse else "Mul"
         heads = dataclasses.replace(heads, value=fitting.derive(op_type, [heads.value, factor]))
-        if heads.value.dtype is None:
-            heads.value.dtype = fitting.scenes[0].dtype(weighting.level)
+        dtype = fitting.scenes[0].dtype(weighting.level)
+        if heads.value.dtype is None and dtype is not None:
+            heads.value.dtype = dtype
     return fitting.replaced(query=dataclasses.replace(draft.query, heads=heads))
+
+
+def _level_view(place: int) -> Callable[[Draft], View]:
+    return lambda draft: draft.scores.weightings[place].level_view
 
 
 def _by_heads(heads: Heads, fitting: Fitting) -> Heads:

@@ -295,3 +295,33 @@ def test_router_on_top_of_an_attention_is_still_a_router() -> None:
 
     verdicts = recognise(exported(body, plain(), PLAIN).model).verdicts
     assert [v.verdict for v in verdicts] == ["attention", "not_attention"]
+
+
+def test_heads_merged_into_the_batch_of_rows_that_lie_one_after_another() -> None:
+    """[length, batch, heads * channels] viewed as [length, batch * heads, channels]."""
+
+    def body(own: Layer, x: Any) -> Any:
+        n, b, _ = x.shape
+
+        def cut(t: Any) -> Any:
+            return t.view(n, b * HEADS, DIM).transpose(0, 1)
+
+        made = weigh(cut(own.q(x)), cut(own.k(x)), cut(own.v(x)))
+        return own.o(made.transpose(0, 1).reshape(n, b, WIDTH))
+
+    spec = check(exported(body, plain(), {"x": {0: "s", 1: "b"}})).spec
+    assert (spec.q_heads, spec.head_dim) == (HEADS, DIM)
+
+
+def test_heads_merged_into_the_batch_of_channels_first() -> None:
+    """[batch, heads * 3 * channels, pixels] viewed as [batch * heads, 3 * channels, pixels]."""
+
+    def body(own: Layer, x: Any) -> Any:
+        b, n, _ = x.shape
+        q, k, v = own.packed(x).transpose(1, 2).reshape(b * HEADS, 3 * DIM, n).split(DIM, 1)
+        weights = (q.transpose(1, 2) @ k * SCALE).softmax(-1)
+        made = (v @ weights.transpose(1, 2)).reshape(b, WIDTH, n)
+        return own.o(made.transpose(1, 2))
+
+    spec = check(exported(body, plain(), PLAIN)).spec
+    assert (spec.q_heads, spec.head_dim) == (HEADS, DIM)
