@@ -43,7 +43,7 @@ class Site:
         id: derived from structure and order (``layer.0.self``, ``attn.3``).
         graph: the graph (or subgraph, or function body) that owns the nodes.
         operands: the values the attention reads.
-        output: the context, where the graph goes on reading it (after head merging if there is one).
+        output: the context, where the graph goes on reading it (after head merging, if any).
         qk_output: the score tensor others read, when the spec states one.
         present_key, present_value: cache outputs, when the spec has a concat cache.
         nodes: every node the attention covers, in graph order; mask construction that other sites
