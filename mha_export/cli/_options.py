@@ -49,6 +49,9 @@ inputs_option = click.option(
     metavar="FILE.npz",
     help="Inputs to use instead of the generated battery.",
 )
+shape_option = click.option(
+    "--shape", "shapes", multiple=True, metavar="INPUT=N,N", help="Whole shape of one input."
+)
 plan_option = click.option(
     "--plan",
     type=click.Path(path_type=Path),
@@ -80,6 +83,13 @@ def source_options(command: F) -> F:
             ),
             click.option("--opset", type=click.IntRange(13, 26), help="Version of ai.onnx."),
             click.option(
+                "--exporter",
+                type=click.Choice(["auto", "dynamo", "legacy"]),
+                default="auto",
+                show_default=True,
+                help="Torch's exporter: torch.export, tracing, or the first that works.",
+            ),
+            click.option(
                 "--trust-code", is_flag=True, help="Run Python code that comes with the source."
             ),
         ]
@@ -99,13 +109,7 @@ def workload_options(command: F) -> F:
                 metavar="NAME=N",
                 help="Size of a symbolic dimension; several values of one name: several workloads.",
             ),
-            click.option(
-                "--shape",
-                "shapes",
-                multiple=True,
-                metavar="INPUT=N,N",
-                help="Whole shape of one input.",
-            ),
+            shape_option,
         ]
     ):
         command = option(command)

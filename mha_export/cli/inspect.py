@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
-from mha_export.cli._options import json_option, seed_option, source_options
+from mha_export.cli._options import json_option, seed_option, shape_option, source_options
 from mha_export.cli._terminal import print_json, print_line, print_table, progress_shown
 
 
 @click.command("inspect")
 @click.argument("model")
 @source_options
+@shape_option
 @seed_option
 @json_option
 @click.pass_context

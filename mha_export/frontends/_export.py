@@ -191,8 +191,8 @@ def _reported(what: str, exporter: str, said: _Said) -> Iterator[None]:
     except Exception as error:
         raise InputError(
             f"{what} could not be exported: {exporter} says: {last_words(error)}",
-            fix="export it to .onnx yourself and give that file, or try the other exporter "
-            "(dynamo or legacy)",
+            fix="try the other --exporter (dynamo or legacy), or export it to .onnx yourself and "
+            "give that file",
         ) from error
 
 

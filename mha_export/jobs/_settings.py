@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from mha_export.errors import InputError
-from mha_export.frontends import SourceOptions
+from mha_export.frontends import ExporterName, SourceOptions
 from mha_export.spec import DType
 
 
@@ -23,11 +23,19 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """How a source is turned into a graph."""
+    """How a source is turned into a graph.
+
+    Attributes:
+        shapes: ``INPUT=N,N`` lines: sizes of a torch module's sample inputs.
+        exporter: which of torch's exporters; see
+            :class:`~mha_export.frontends.SourceOptions`.
+    """
 
     task: str | None = None
     dtype: DType | None = None
     opset: int | None = None
+    shapes: Sequence[str] = ()
+    exporter: ExporterName = "auto"
     trust_code: bool = False
     seed: int = 0
 
@@ -37,7 +45,12 @@ class SourceSettings:
 
     def for_frontend(self) -> SourceOptions:
         return SourceOptions(
-            task=self.task, opset=self.opset, trust_code=self.trust_code, seed=self.seed
+            task=self.task,
+            opset=self.opset,
+            shapes=parse_workloads((), self.shapes)[0].shapes,
+            exporter=self.exporter,
+            trust_code=self.trust_code,
+            seed=self.seed,
         )
 
 

@@ -291,3 +291,12 @@ def test_a_transformers_model_is_exported_for_its_task() -> None:
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     open_source(torch.nn.MultiheadAttention(16, 4), SourceOptions(exporter="legacy"))
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_command_line_gives_shapes_and_chooses_the_exporter(factory: Path) -> None:
+    from mha_export.jobs import SourceSettings
+
+    settings = SourceSettings(shapes=("input=2,4",), exporter="legacy", trust_code=True)
+    loaded = open_source(f"{factory}:bare", settings.for_frontend())
+    assert loaded.sample_inputs is not None
+    assert loaded.sample_inputs["input"].shape == (2, 4)
