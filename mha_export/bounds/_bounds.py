@@ -21,7 +21,6 @@ from mha_export.oracle._mask import MINIMUM
 from mha_export.oracle._rotary import rotate_all_keys, rotate_new
 from mha_export.spec import AttentionSpec, DType, EmptyRow, QkNormSpec, QkOutput
 
-
 _ABSORBS = 0.25
 """Of the lowest finite number: what is added and lies below this absorbs every score."""
 

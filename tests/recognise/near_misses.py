@@ -117,11 +117,13 @@ EDITS: Mapping[str, Edit] = {
         told_by={"left_window": 1},
     ),
     "padding-of-queries": Edit(
-        changes={"mask": "query-padding"}, outcome="true", fits=lambda c: c.mask == "padding" and not c.cross,
+        changes={"mask": "query-padding"}, outcome="true",
+        fits=lambda c: c.mask == "padding" and not c.cross,
         told_by={"mask": ["keep"]},
     ),
     "fill-that-does-not-hide": Edit(
-        changes={"mask": "weak:-1"}, outcome="refused", fits=lambda c: c.mask == "padding" and not c.cross,
+        changes={"mask": "weak:-1"}, outcome="refused",
+        fits=lambda c: c.mask == "padding" and not c.cross,
     ),
     "mask-before-softcap": Edit(
         changes={"mask": "inside:causal"}, outcome="refused",
@@ -132,10 +134,12 @@ EDITS: Mapping[str, Edit] = {
         fits=lambda c: c.softcap is not None and c.mask == "none",
     ),
     "softmax-over-queries": Edit(
-        changes={"axis": -2}, outcome="refused", fits=lambda c: c.softmax in ("op", "max", "exp") and c.sink == "none" and _matmul(c),
+        changes={"axis": -2}, outcome="refused",
+        fits=lambda c: c.softmax in ("op", "max", "exp") and c.sink == "none" and _matmul(c),
     ),
     "softmax-over-heads": Edit(
-        changes={"axis": 1}, outcome="refused", fits=lambda c: c.softmax == "op" and c.sink == "none" and _matmul(c),
+        changes={"axis": 1}, outcome="refused",
+        fits=lambda c: c.softmax == "op" and c.sink == "none" and _matmul(c),
     ),
     "softmax-of-old-default-axis": Edit(
         changes={"opset": 12, "softmax": "default"}, outcome="refused",
@@ -149,7 +153,8 @@ EDITS: Mapping[str, Edit] = {
         told_by={"scale": 8**-0.25},
     ),
     "scale-dropped": Edit(
-        changes={"scale": "none"}, outcome="true", fits=lambda c: c.scale in ("after", "query", "divide"),
+        changes={"scale": "none"}, outcome="true",
+        fits=lambda c: c.scale in ("after", "query", "divide"),
         told_by={"scale": 1.0},
     ),
     "scale-twice": Edit(

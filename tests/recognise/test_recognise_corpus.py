@@ -1,6 +1,6 @@
 """Real exports: every attention of every file, as the manifest says it is, proven by the oracle.
 
-The files of ``graphs/corpus`` always; a larger folder of the same form, with an ``index.json``, when
+Those of ``graphs/corpus`` always; a larger folder of the same form, with an ``index.json``, when
 ``MHA_EXPORT_CORPUS`` names one.
 """
 

@@ -61,7 +61,7 @@ def only_site(recognition: Recognition) -> Site:
 def with_mask(
     make: Callable[[Sketch, ir.Value], ir.Value], *, cache: bool, kv_heads: int = 2
 ) -> ir.Model:
-    """A decoder attention (grouped, with or without a cache) under the mask that ``make`` writes."""
+    """A grouped decoder attention, with or without a cache, under the mask that ``make`` writes."""
     g = Sketch()
     x = g.input("x", [BATCH, QUERIES, WIDTH])
     query, key, value = heads(g, x), heads(g, x, kv_heads), heads(g, x, kv_heads)
