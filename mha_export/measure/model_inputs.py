@@ -62,8 +62,10 @@ def _scenarios(past: bool) -> tuple[_Scenario, ...]:
         _Scenario(name="one token", lengths=Lengths(seq=1), needs=("length",)),
         _Scenario(name="longer", lengths=Lengths(batch=1, seq=37), needs=("length",)),
         _Scenario(name="large values", lengths=Lengths(), gain=16.0, needs=("float",)),
+        _Scenario(name="extreme values", lengths=Lengths(), gain=128.0, needs=("float",)),
         _Scenario(name="small values", lengths=Lengths(), gain=2.0**-8, needs=("float",)),
         _Scenario(name="uneven lengths", lengths=Lengths(seq=3), ragged=True, needs=("lengths",)),
+        _Scenario(name="no tokens", lengths=Lengths(), padding="empty", needs=("lengths",)),
     ]
     if past:
         found += [
@@ -320,6 +322,8 @@ def _lengths(
     found = np.full(shape, total)
     if scenario.ragged and len(shape) == 1:
         found = np.maximum(total - np.arange(shape[0]), least)
+    if scenario.padding == "empty" and buffer is None and len(shape) == 1:
+        found[:1] = 0
     if role.name.lower().startswith("seqlens"):  # ONNX Runtime's count of tokens less one
         found = found - 1
     return found.astype(role.dtype)

@@ -86,3 +86,17 @@ def test_a_buffer_is_empty_where_nothing_was_written() -> None:
 def test_small_values_show_an_epsilon() -> None:
     case = named(graph())["small values"]
     assert np.abs(case.inputs["query"]).max() < 0.05
+
+
+def test_a_length_of_nothing_is_a_case_where_no_buffer_holds_the_new_tokens() -> None:
+    mask = MaskSpec(lengths=True, empty_row=EmptyRow.ZERO)
+    without = named(graph(mask=mask, q_len="seq", kv_len="seq"))["no tokens"]
+    assert list(without.inputs["kv_lengths"]) == [0, 7]
+    buffered = named(graph(cache=CacheSpec(growth="static", max_length=11)))["no tokens"]
+    assert list(buffered.inputs["kv_lengths"]) == [7, 7]
+
+
+def test_extreme_values_outbid_a_fill_of_ten_thousand() -> None:
+    inputs = named(graph())["extreme values"].inputs
+    scores = np.einsum("bsd,btd->bst", inputs["query"][..., :4], inputs["key"][..., :4]) / 2
+    assert scores.max() > 1e4

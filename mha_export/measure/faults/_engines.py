@@ -59,6 +59,9 @@ class Polygraphy:
         from polygraphy.logger import G_LOGGER
 
         G_LOGGER.module_severity = G_LOGGER.CRITICAL
+        import onnxruntime
+
+        onnxruntime.set_default_logger_severity(4)  # what it refuses comes back as an exception
         session = _session(right)
         self._own = _Shown(session, None)
         self._sized = _Shown(session, sized)
