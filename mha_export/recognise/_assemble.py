@@ -202,6 +202,7 @@ def _spec(
         qk_norm=common.norm,
         cache=cache,
         cross=False,
+        value_source="key_prefix" if draft.prefix else "own",
         combine="mean" if draft.mean else "concat",
         io_dtype=io_dtype,
         softmax_dtype=softmax,

@@ -19,7 +19,7 @@ from mha_export.recognise._downstream import (
     landings,
     merged_with_channels,
 )
-from mha_export.recognise._lift import Stage, Way, lifted
+from mha_export.recognise._lift import Stage, Way, channels_of, lifted
 from mha_export.recognise._probabilities import Use, Weighted, read_weighted
 from mha_export.recognise._roles import Atom, Roles, along, atoms_of, roles_of
 from mha_export.recognise._scene import Scene
@@ -66,6 +66,8 @@ class Draft:
     value: Tensor
     output: Heads | None
     mean: bool
+    prefix: bool
+    """The value is the first channels of the key as it is cached."""
     stages: Mapping[str, Sequence[Stage]]
     landings: Sequence[Landing]
 
@@ -175,7 +177,13 @@ class _Drafting:
             heads = roles.heads[: len(roles.heads) - shared]
             query, key = self._agreeing(roles, heads)
             value = self._tensor("value", roles, heads)
-            query, key, value = self._caches(query, key, value, roles, heads)
+            prefix = self._is_key_prefix(key)
+            if prefix:
+                value = Tensor(heads=key.heads, stage=key.stage)
+                cached = self._with_cache(key, "key", roles, heads)
+                key = key if cached is None else cached
+            else:
+                query, key, value = self._caches(query, key, value, roles, heads)
             made = Draft(
                 anchor=self.anchor,
                 scores=self.scores,
@@ -187,6 +195,7 @@ class _Drafting:
                 value=value,
                 output=output,
                 mean=mean,
+                prefix=prefix,
                 stages=self.stages,
                 landings=self.landings,
             )
@@ -195,6 +204,18 @@ class _Drafting:
             best = best or made
         assert best is not None
         return best
+
+    def _is_key_prefix(self, key: Tensor) -> bool:
+        """Whether the value is fewer channels of the very tensor that is the key."""
+        if key.heads is None:
+            return False
+        for mine in self.stages["value"]:
+            for other in self.stages["key"]:
+                if (mine.past is None) != (key.stage.past is None):
+                    continue
+                if _is_prefix(mine, other, len(self.scores.space)):
+                    return True
+        return False
 
     def _roles(self) -> Roles | Reason:
         views = {name: stages[-1].view for name, stages in self.stages.items()}
@@ -319,6 +340,23 @@ class _Drafting:
             return None
         present = bound(whole, graph_outputs(past.whole, self.scene))
         return Tensor(heads=tensor.heads, stage=tensor.stage, past=held, present=present)
+
+
+def _is_prefix(value: Stage, key: Stage, axes: int) -> bool:
+    wide, narrow = channels_of(key.view, len(key.view.axes) - axes), value.view.axes[-1]
+    same_past = (value.past is None and key.past is None) or (
+        value.past is not None and key.past is not None and value.past.whole is key.past.whole
+    )
+    return (
+        same_past
+        and value.scale == key.scale == 1.0
+        and value.view.source is key.view.source
+        and value.view.offset == key.view.offset
+        and value.view.axes[:axes] == key.view.axes[:axes]
+        and len(wide) == len(narrow) == 1
+        and wide[0][1] == narrow[0][1] == 1
+        and narrow[0][0] < wide[0][0]
+    )
 
 
 def _is_plain(stage: Stage) -> bool:

@@ -74,6 +74,18 @@ def is_cross(
     return origins.inputs(sources[0]) != origins.inputs(sources[1])
 
 
+def _appended(node: ir.Node, scene: Scene) -> ir.Value | None:
+    """The new tokens of a Concat whose other part comes from outside the graph."""
+    inputs = [value for value in node.inputs if value is not None]
+    outside = [
+        value
+        for value in inputs
+        if (source := scene.views.source(value)).is_graph_input() and source.const_value is None
+    ]
+    inside = [value for value in inputs if value not in outside]
+    return inside[0] if len(inside) == 1 and outside else None
+
+
 def _cut_from(query: ir.Value, key: ir.Value, scene: Scene) -> bool:
     """Whether the queries are some rows of what the keys were projected from."""
     return scene.views.source(query) is scene.views.source(key)
@@ -92,6 +104,8 @@ def projected(value: ir.Value, scene: Scene) -> ir.Value:
             return value
         written = _WRITERS.get(node.op_type)
         update = None if written is None else node.inputs[written]
+        if update is None and node.op_type == "Concat":
+            update = _appended(node, scene)
         if update is not None:
             value = update
             continue

@@ -27,7 +27,9 @@ class Scene:
     _dtypes: dict[ir.Value, ir.DataType | None] = field(default_factory=dict)
 
     def dims(self, value: ir.Value) -> tuple[int, ...] | None:
-        return self.shapes.dims(value)
+        """The shape; None where it is unknown or, at these sizes, empty."""
+        dims = self.shapes.dims(value)
+        return None if dims is None or 0 in dims else dims
 
     def uniform(self, value: ir.Value | None) -> float | None:
         """The one number that every element of ``value`` is, or None."""

@@ -97,7 +97,7 @@ def oracle_inputs(site: Site, arrays: Arrays) -> OracleInputs:
     return OracleInputs(
         query=bhsd(operands.query, arrays),
         key=bhsd(operands.key, arrays),
-        value=bhsd(operands.value, arrays),
+        value=None if site.spec.value_source == "key_prefix" else bhsd(operands.value, arrays),
         **changes,
     )
 
