@@ -132,11 +132,22 @@ def _score_rounding(
     The roundings of the products in the mean square, of the sum of d of them (``sqrt(d)`` roundings
     of the accumulator: Higham and Mary 2019), and of the score itself.
     """
-    products = np.sqrt(np.matmul(np.square(problem.q_bhsd), np.square(kt)))
+    q_squared, k_squared = np.square(problem.q_bhsd), np.square(kt)
+    products = np.sqrt(np.matmul(q_squared, k_squared))
+    lost = np.sqrt(
+        np.matmul(q_squared * np.square(problem.q_cancelled), k_squared)
+        + np.matmul(q_squared, k_squared * np.square(_of_query_heads(problem, kt)))
+    )
     score = np.abs(np.matmul(problem.q_bhsd, kt))
     summing = _accumulator(dtype) / unit_roundoff(dtype) * np.sqrt(kt.shape[-2])
-    size: np.ndarray = abs(problem.scale) * (roundings * products + (1.0 + summing) * score)
+    size: np.ndarray = abs(problem.scale) * (roundings * products + lost + (1.0 + summing) * score)
     return size
+
+
+def _of_query_heads(problem: ScoreProblem, kt: np.ndarray) -> np.ndarray:
+    """``k_cancelled`` [b,h,1,1], as ``kt`` [b,h,d,t] repeats its heads."""
+    cancelled = np.broadcast_to(problem.k_cancelled, (*problem.k_bktd.shape[:2], 1, 1))
+    return np.repeat(cancelled, kt.shape[1] // cancelled.shape[1], axis=1)
 
 
 def _accumulator(dtype: DType) -> float:
@@ -167,6 +178,12 @@ def score_problem(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult
         scale=spec.effective_scale,
         softcap=spec.softcap,
         sinks_h=None if inputs.sinks is None else inputs.sinks.astype(np.float64),
+        q_cancelled=_cancelled(spec.qk_norm, inputs.query),
+        k_cancelled=(
+            np.max(_cancelled(spec.qk_norm, inputs.key), axis=2, keepdims=True)
+            if spec.qk_norm is not None and spec.qk_norm.key
+            else 0.0
+        ),
     )
 
 
@@ -267,6 +284,23 @@ def _averaged(bounds: ErrorBounds) -> ErrorBounds:
         coarse=bounds.coarse.mean(axis=1),
         overflow=np.any(bounds.overflow, axis=1),
     )
+
+
+def _cancelled(norm: QkNormSpec | None, x_bhsd: np.ndarray) -> np.ndarray:
+    """Roundings [b,h,s,1] that taking the mean off costs: ``(rms(x) + |mean|) / std``, over 1.
+
+    Two nearly equal channels keep few digits of their difference (Higham 2002, 1.7); the norm then
+    scales what is left, rounding and all, to size 1.
+    """
+    b, h, s, _ = x_bhsd.shape
+    if norm is None or norm.kind != "layer":
+        return np.zeros((b, h, s, 1))
+    x = x_bhsd.astype(np.float64)
+    axes = (1, 3) if norm.over == "hidden" else (3,)
+    mean = x.mean(axis=axes, keepdims=True)
+    rms = np.sqrt(np.square(x).mean(axis=axes, keepdims=True))
+    std = np.sqrt(np.square(x - mean).mean(axis=axes, keepdims=True) + norm.epsilon)
+    return np.broadcast_to(np.maximum((rms + np.abs(mean)) / std - 1.0, 0.0), (b, h, s, 1))
 
 
 def _normalised(

@@ -49,6 +49,11 @@ class ScoreProblem:
     scale: float
     softcap: float | None = None
     sinks_h: np.ndarray | None = None
+    q_cancelled: np.ndarray | float = 0.0
+    """How many roundings more each query row has, where a mean was taken off it: broadcastable to
+    [b,h,s,1]."""
+    k_cancelled: np.ndarray | float = 0.0
+    """The same of the keys: broadcastable to [b,k,t,1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
