@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from mha_export.errors import SpecError
 from mha_export.operands import Operands
+from mha_export.recognise._afterwards import policy_afterwards
 from mha_export.recognise._agree import Common, agree
 from mha_export.recognise._axes import composed
 from mha_export.recognise._draft import Draft
@@ -41,10 +42,10 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
             value=draft.anchor.probabilities.name,
             nodes=(draft.anchor.node.name or draft.anchor.node.op_type,),
         )
-    zeroing = _zeroing(draft)
-    if zeroing is not None:
-        return zeroing
-    fitting = Fitting(drafts, scenes)
+    policy = policy_afterwards(draft, scenes[0])
+    if isinstance(policy, Reason):
+        return policy
+    fitting = Fitting(drafts, scenes, empty_row=policy)
     full = fitting.completed()
     if isinstance(full, Reason):
         return full
@@ -57,44 +58,6 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     if isinstance(mask, Reason):
         return mask
     return _site(full, fitting, mask)
-
-
-def _zeroing(draft: Draft) -> Reason | None:
-    """Probabilities set to zero after softmax: right only for the keys that were hidden before."""
-    condition = draft.weighted.zeroed_by
-    if condition is None:
-        return None
-    hidden = [term.value for term in draft.scores.terms if term.kind == "hide"]
-    if any(_is_same(condition, value) for value in hidden):
-        return None
-    return Reason(
-        code="probabilities-masked",
-        message=f"probabilities are set to zero where {condition.name!r} holds, after softmax: the "
-        "weights no longer add up to one",
-        value=condition.name,
-    )
-
-
-def _is_same(one: ir.Value, other: ir.Value, depth: int = 16) -> bool:
-    """Whether two values are computed by the same ops from the same values."""
-    if one is other:
-        return True
-    left, right = one.producer(), other.producer()
-    if left is None or right is None or not depth or one.index() != other.index():
-        return False
-    if left.op_identifier() != right.op_identifier() or len(left.inputs) != len(right.inputs):
-        return False
-    if left.op_type == "Constant":
-        contents = [ir.convenience.get_const_tensor(value) for value in (one, other)]
-        if contents[0] is None or contents[1] is None:
-            return False
-        arrays = [tensor.numpy() for tensor in contents if tensor is not None]
-        return arrays[0].dtype == arrays[1].dtype and bool(np.array_equal(arrays[0], arrays[1]))
-    attributes = [{k: repr(a.value) for k, a in node.attributes.items()} for node in (left, right)]
-    return attributes[0] == attributes[1] and all(
-        a is b or (a is not None and b is not None and _is_same(a, b, depth - 1))
-        for a, b in zip(left.inputs, right.inputs, strict=True)
-    )
 
 
 def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:

@@ -18,6 +18,7 @@ from mha_export.recognise._lift import Stage
 from mha_export.recognise._roles import Atom
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Reason
+from mha_export.spec import EmptyRow
 
 
 class SizeUnknownError(Exception):
@@ -29,9 +30,17 @@ class Fitting:
 
     Args:
         drafts: one for each scene, of one structure.
+        empty_row: what the graph gives a row without keys after softmax, where it does.
     """
 
-    def __init__(self, drafts: Sequence[Draft], scenes: Sequence[Scene]) -> None:
+    def __init__(
+        self,
+        drafts: Sequence[Draft],
+        scenes: Sequence[Scene],
+        *,
+        empty_row: EmptyRow | None = None,
+    ) -> None:
+        self.empty_row = empty_row
         self.drafts = drafts
         self.scenes = scenes
         self.derive = Deriver(scenes, drafts[0].weighted.product.node)

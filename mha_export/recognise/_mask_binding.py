@@ -179,7 +179,9 @@ def _empty_row(fitting: Fitting, softmax_alone: EmptyRow) -> EmptyRow:
     if softmax_alone is EmptyRow.NOT_APPLICABLE:
         return softmax_alone
     draft = fitting.draft
-    if draft.scores.sink is not None or draft.weighted.zeroed_by is not None:
+    if fitting.empty_row is not None:
+        return fitting.empty_row
+    if draft.scores.sink is not None:
         return EmptyRow.ZERO
     if draft.weighted.zeroed and softmax_alone is EmptyRow.NAN:
         return EmptyRow.ZERO
@@ -223,6 +225,8 @@ def _raw(fitting: Fitting, placed: list[Placed]) -> BoundMask:
     row = EmptyRow.NOT_APPLICABLE
     if keep is not None:
         row = _empty_row(fitting, EmptyRow.NAN if absolute else EmptyRow.UNIFORM)
+    elif bias is not None and fitting.empty_row is not None:
+        row = fitting.empty_row
     elif bias is not None and (draft.weighted.zeroed or draft.scores.sink is not None):
         row = EmptyRow.ZERO
     operands = {

@@ -27,6 +27,16 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Replacement:
+    """``number`` in place of the probabilities where ``condition`` is ``where``."""
+
+    condition: ir.Value
+    where: bool
+    number: float
+    node: ir.Node
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Weighted:
     """P·V and what lies between softmax and it.
 
@@ -35,8 +45,8 @@ class Weighted:
         onto: the axes of the score space as a view of P.
         value: V as a view over the axes of the score space followed by its own (e).
         output: the product's output as a view of itself over the same axes.
-        zeroed: a guard puts zero where a row had no key.
-        zeroed_by: a condition under which probabilities are set to zero after softmax.
+        zeroed: a guard puts zero in place of NaN.
+        replaced: a number put in place of some probabilities after softmax.
         others: other uses of the probabilities. nodes: from softmax to the product.
     """
 
@@ -45,7 +55,7 @@ class Weighted:
     value: View
     output: View
     zeroed: bool
-    zeroed_by: ir.Value | None
+    replaced: Replacement | None
     others: tuple[Use, ...]
     nodes: tuple[ir.Node, ...]
     path: tuple[ir.Value, ...]
@@ -58,7 +68,7 @@ class _Path:
     values: tuple[ir.Value, ...]
     nodes: tuple[ir.Node, ...] = ()
     zeroed: bool = False
-    zeroed_by: ir.Value | None = None
+    replaced: Replacement | None = None
 
     def to(self, value: ir.Value, *nodes: ir.Node, **changes: Any) -> _Path:
         """One step further down."""
@@ -159,14 +169,18 @@ def _guarded(condition: ir.Value, probabilities: ir.Value, node: ir.Node, scene:
 
 def _after_where(path: _Path, node: ir.Node, scene: Scene) -> list[_Path] | None:
     condition, yes, no = node.inputs
-    if condition is None or no is not path.value or scene.uniform(yes) != 0.0:
+    where = no is path.value
+    number = scene.uniform(yes if where else no)
+    if condition is None or number is None or (yes if not where else no) is not path.value:
         return None
     maker = condition.producer()
     if maker is not None and maker.op_type == "IsNaN" and maker.inputs[0] is path.value:
-        return [path.to(node.outputs[0], node, maker, zeroed=True)]
-    if path.zeroed_by is not None:
+        guards = where and number == 0.0
+        return [path.to(node.outputs[0], node, maker, zeroed=True)] if guards else None
+    if path.replaced is not None or scene.dims(node.outputs[0]) != scene.dims(path.value):
         return None
-    return [path.to(node.outputs[0], node, zeroed_by=condition)]
+    step = Replacement(condition=condition, where=where, number=number, node=node)
+    return [path.to(node.outputs[0], node, replaced=step)]
 
 
 def _weighted(
@@ -190,7 +204,7 @@ def _weighted(
         return refused("shape-unknown", "the operands of P·V could not be told apart")
     if product.right.value is path.value:
         return refused("probabilities-squared", "the probabilities are multiplied by themselves")
-    onto = _onto(path.value, probabilities, scores, scene)
+    onto = _onto(path, probabilities, scores, scene)
     if onto is None:
         return refused(
             "probabilities-rearranged",
@@ -199,9 +213,10 @@ def _weighted(
     return _along(product, onto, path, scores, others, refused)
 
 
-def _onto(value: ir.Value, probabilities: ir.Value, scores: Scores, scene: Scene) -> View | None:
-    """The space's axes as a view of ``value``, which is a rearrangement of the probabilities."""
-    seen = _seen_from(value, probabilities, scene)
+def _onto(path: _Path, probabilities: ir.Value, scores: Scores, scene: Scene) -> View | None:
+    """The space's axes as a view of the path's end, a rearrangement of the probabilities."""
+    value = path.value
+    seen = _seen_from(path, probabilities, scene)
     dims = scene.dims(probabilities)
     own = scene.dims(value)
     if seen is None or dims is None or own is None:
@@ -237,8 +252,9 @@ def _onto(value: ir.Value, probabilities: ir.Value, scores: Scores, scene: Scene
     return View(value, 0, tuple(axes))
 
 
-def _seen_from(value: ir.Value, probabilities: ir.Value, scene: Scene) -> View | None:
-    """``value`` as a view of the probabilities, casts and guards passed through."""
+def _seen_from(path: _Path, probabilities: ir.Value, scene: Scene) -> View | None:
+    """The path's end as a view of the probabilities, casts and guards passed through."""
+    value = path.value
     dims = scene.dims(value)
     if dims is None:
         return None
@@ -251,7 +267,7 @@ def _seen_from(value: ir.Value, probabilities: ir.Value, scene: Scene) -> View |
         node = view.source.producer()
         if node is None:
             return None
-        inner = node.inputs[2] if node.op_type == "Where" else node.inputs[0]
+        inner = next((v for v in node.inputs if v in path.values), None)
         sizes = None if inner is None else scene.dims(inner)
         if inner is None or sizes is None or sizes != scene.dims(view.source):
             return None
@@ -310,7 +326,7 @@ def _along(
         value=View(value.source, value.offset, (*value.axes, coalesced(value_own))),
         output=View(product.out, 0, (*output.axes, coalesced(output_own))),
         zeroed=path.zeroed,
-        zeroed_by=path.zeroed_by,
+        replaced=path.replaced,
         others=others,
         nodes=(*path.nodes, product.node),
         path=path.values,

@@ -119,7 +119,7 @@ def _inside(draft: Draft) -> Iterator[tuple[ir.Value, QkOutput | None]]:
     for value in weighted.path:
         whole = draft.scores.sink is None or value is not draft.anchor.probabilities
         last = value is weighted.product.left.value
-        settled = last or not (weighted.zeroed or weighted.zeroed_by is not None)
+        settled = last or not (weighted.zeroed or weighted.replaced is not None)
         straight = whole and settled and weighted.onto == identity(weighted.path[-1], scores.space)
         yield value, QkOutput.PROBABILITIES if straight else None
 

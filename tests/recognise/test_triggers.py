@@ -387,3 +387,55 @@ def test_a_model_without_softmax_has_no_verdict() -> None:
     g = Sketch()
     g.output(g.linear(g.input("x", [BATCH, QUERIES, WIDTH]), WIDTH, WIDTH), "y")
     assert recognise(g.model()).verdicts == ()
+
+
+def guarded(g: Sketch, *, keep_where: bool, number: float | None) -> ir.Model:
+    """A masked attention whose rows without keys are given a value after softmax."""
+    x = g.input("x", [BATCH, QUERIES, WIDTH])
+    keep = g.unsqueeze(g.input("padding", [BATCH, QUERIES], BOOL), 1, 2)
+    query, key, value = (heads(g, x) for _ in range(3))
+    weights = g.op("Softmax", g.op("Where", keep, scored(g, query, key), -np.inf), axis=-1)
+    count = g.op("ReduceMax", g.op("Cast", keep, to=6), axes=[3], keepdims=1)
+    some = g.op("Cast", count, to=9)
+    length = g.op("Cast", g.op("Gather", g.op("Shape", x), np.int64(1)), to=1)
+    instead = g.op("Div", 1.0, length) if number is None else g.const(np.float32(number))
+    if keep_where:
+        weights = g.op("Where", some, weights, instead)
+    else:
+        weights = g.op("Where", g.op("Not", some), instead, weights)
+    g.output(merged(g, g.matmul(weights, value)), "y")
+    return g.model()
+
+
+@pytest.mark.parametrize(
+    ("number", "policy"), [(0.0, EmptyRow.ZERO), (None, EmptyRow.UNIFORM)], ids=["zero", "mean"]
+)
+@pytest.mark.parametrize("keep_where", [True, False], ids=["kept-where", "replaced-where"])
+def test_a_value_for_rows_without_keys_is_their_policy(
+    keep_where: bool,
+    number: float | None,
+    policy: EmptyRow,
+    random_feeds: Random,
+    assert_sound: Sound,
+) -> None:
+    model = guarded(Sketch(opset=13), keep_where=keep_where, number=number)
+    recognition = recognise(model)
+    assert only_site(recognition).spec.mask.empty_row is policy
+    feeds = random_feeds(model)
+    feeds["padding"][0] = False
+    assert_sound(recognition, feeds)
+
+
+def test_weights_replaced_where_keys_are_left_is_refused() -> None:
+    """The same Where under a condition that is not the mask's own."""
+    g = Sketch()
+    x = g.input("x", [BATCH, QUERIES, WIDTH])
+    padding = g.input("padding", [BATCH, QUERIES], BOOL)
+    keep = g.unsqueeze(padding, 1, 2)
+    query, key, value = (heads(g, x) for _ in range(3))
+    weights = g.op("Softmax", g.op("Where", keep, scored(g, query, key), -np.inf), axis=-1)
+    other = g.unsqueeze(g.input("other", [BATCH, QUERIES], BOOL), 1, 2)
+    g.output(merged(g, g.matmul(g.op("Where", other, 0.0, weights), value)), "y")
+    (verdict,) = recognise(g.model()).verdicts
+    assert isinstance(verdict, Rejection)
+    assert verdict.reason.code == "probabilities-masked"
