@@ -35,8 +35,8 @@ from mha_export.spec import (
 _UNREAD = (
     (12, "k_scale", "a quantised cache"),
     (13, "v_scale", "a quantised cache"),
-    (16, "query_seqlens", "ragged queries"),
 )
+_QUERY_LENGTHS = 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,10 +156,27 @@ def _full(fused: FusedNode, lengths: ir.Value) -> bool:
     return True
 
 
+def _whole(fused: FusedNode, lengths: ir.Value) -> bool:
+    """Whether query_seqlens is computed to be the number of queries, for every sequence."""
+    context, query = fused.context, fused.required(0, "query")
+    plans = graph_sizes.plans(context, scores=query, inputs=())
+    if context.sources(lengths) or not plans:
+        return False
+    for sizes in plans:
+        view = context.sized(sizes)
+        found, new = view.array(lengths), view.shape(query)
+        if found is None or new is None or not np.all(found == new[1]):
+            return False
+    return True
+
+
 def _check(fused: FusedNode) -> None:
     for index, name, what in _UNREAD:
         if fused.input(index) is not None:
             fused.refuse("unread-input", f"input {name} is given: {what}")
+    ragged = fused.input(_QUERY_LENGTHS)
+    if ragged is not None and not _whole(fused, ragged):
+        fused.refuse("unread-input", "input query_seqlens is data: ragged queries")
     for name in ("sliding_window_cache", "qk_output", "kv_cache_bit_width"):
         if fused.whole(name, 0):
             fused.refuse("unread-attribute", f"{name} is {fused.whole(name, 0)}; expected 0")
