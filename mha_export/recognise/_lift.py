@@ -83,7 +83,7 @@ class Way:
     Attributes:
         keys: which axis of the view is the keys', for a key or value that may have a cache.
         own: how many trailing axes of the view are channels.
-        rotates: whether rotations and normalisations are taken off (not off a value).
+        rotates: whether factors, rotations and normalisations are taken off (not off a value).
         anchor: a node of the attention, for what has to be derived.
     """
 
@@ -111,7 +111,7 @@ def _next(stage: Stage, way: Way, scene: Scene) -> Stage | None:
     node = source.producer()
     if node is None:
         return None
-    if node.op_type in ("Mul", "Div"):
+    if way.rotates and node.op_type in ("Mul", "Div"):
         found = _scaled(stage, node, scene)
         if found is not None:
             return found

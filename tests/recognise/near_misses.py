@@ -181,6 +181,9 @@ EDITS: Mapping[str, Edit] = {
     "key-for-value": Edit(
         changes={"value_from": "key"}, outcome="true", fits=lambda c: c.dim == c.value_dim
     ),
+    "value-scaled": Edit(
+        changes={"value_from": "scaled"}, outcome="true", fits=lambda c: c.value_from == "value"
+    ),
     "query-for-key": Edit(
         changes={"product": "query-twice"}, outcome="true",
         fits=lambda c: _matmul(c) and c.kv_heads == 4 and not c.cross and c.cache == "none",

@@ -198,6 +198,8 @@ class _Writer:
             key, value = self.cached("key", key), self.cached("value", value)
         if c.value_from == "key":
             value = key
+        if c.value_from == "scaled":
+            value = g.mul(value, 0.5)
         key, value = self.shared(key), self.shared(value)
         scores = self.scores(query, key)
         weights = self.softmax(scores)
