@@ -12,8 +12,9 @@ import onnx_ir as ir
 from mha_export.operands import Heads, Layout
 from mha_export.recognise._adapt import Deriver, Part, Size, arranged, partitioned
 from mha_export.recognise._axes import View, axis_size, coalesced
+from mha_export.recognise._binding import Tensor
 from mha_export.recognise._downstream import Landing
-from mha_export.recognise._draft import Draft, Tensor
+from mha_export.recognise._draft import Draft
 from mha_export.recognise._lift import Stage
 from mha_export.recognise._roles import Atom
 from mha_export.recognise._scene import Scene
@@ -85,7 +86,9 @@ class Fitting:
 
     def replaced(self, **changes: Any) -> Draft:
         """The first draft with some fields changed, from now on."""
-        full = dataclasses.replace(self.draft, **changes)
+        full = dataclasses.replace(
+            self.draft, bound=dataclasses.replace(self.draft.bound, **changes)
+        )
         self.drafts = (full, *self.drafts[1:])
         return full
 
@@ -194,7 +197,7 @@ class Fitting:
 
         Of a batch of image and row, neither is the whole divided by a number.
         """
-        for stages in self.draft.stages.values():
+        for stages in self.draft.bound.stages.values():
             for stage in reversed(stages):
                 strides = self.draft.roles.strides(stage.view)
                 if strides is None or not strides[atom]:
@@ -210,10 +213,12 @@ class Fitting:
         draft = self.draft
         heads = draft.roles.heads if name == "query" else draft.kv_atoms
         length = "s" if name == "query" else "t"
-        stages = draft.stages[name]
+        stages = draft.bound.stages[name]
         for index in range(len(stages) - 1, -1, -1):
             stage = stages[index]
-            if stage.past is not None or any(len(d.stages[name]) <= index for d in self.drafts):
+            if stage.past is not None or any(
+                len(d.bound.stages[name]) <= index for d in self.drafts
+            ):
                 continue
             parts = self.parts(_stage_view(name, index), f"b{length}", heads, draft.own(name))
             if parts is None:
@@ -273,8 +278,8 @@ class Fitting:
     def _landed(self) -> Heads | None:
         """A merged context derived from, and put back into, what the graph goes on with."""
         draft = self.draft
-        for index in range(len(draft.landings) - 1, -1, -1):
-            landing = draft.landings[index]
+        for index in range(len(draft.bound.landings) - 1, -1, -1):
+            landing = draft.bound.landings[index]
             if landing.cast:
                 continue
             parts = self.parts(lambda d: d.weighted.output, "bs", draft.roles.heads, 1)
@@ -323,7 +328,7 @@ class Fitting:
 
 
 def _stage_view(name: str, index: int) -> Callable[[Draft], View]:
-    return lambda draft: draft.stages[name][index].view
+    return lambda draft: draft.bound.stages[name][index].view
 
 
 def _mark_after(value: ir.Value) -> ir.Node:
