@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+END_OF_OUTPUT = b"\0mha_export: end of output\0"
+"""Written to the standard error when a request is done: what was printed before it has all come."""
 GRACE_S = 10.0
 """How long a job may go on after our parent has gone."""
 
@@ -103,7 +105,11 @@ def main() -> None:
     requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(stdin, requests), daemon=True).start()
     while (request := requests.get()) is not None:
-        write_frame(replies, answer(request))
+        reply = answer(request)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(2, END_OF_OUTPUT)
+        write_frame(replies, reply)
     # Runtimes were seen to crash in their own destructors; the replies are out, so leave at once.
     sys.stderr.flush()
     os._exit(0)

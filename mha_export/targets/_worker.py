@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 
 from mha_export import errors
 from mha_export.targets import _platform
-from mha_export.targets._serve import read_frame, write_frame
+from mha_export.targets._serve import END_OF_OUTPUT, read_frame, write_frame
 
 Kind = Literal["ok", "error", "crash", "timeout", "out-of-memory"]
 T = TypeVar("T")
@@ -31,6 +31,8 @@ POLL_S = 0.02
 FAMILY_S = 0.2
 TAIL_BYTES = 8192
 START_S = 60.0
+OUTPUT_S = 2.0
+"""How long to wait for the last of what a request printed, after its reply."""
 EXIT_S = 5.0
 
 
@@ -285,7 +287,7 @@ class Worker:
                 value=value,
                 seconds=seconds,
                 peak_rss_mb=self._peak,
-                output_tail=self._printed(),
+                output_tail=self._all_printed(),
             )
         error_type, message, fix, trace = value
         if "bad_alloc" in message or "bad allocation" in message:
@@ -295,7 +297,7 @@ class Worker:
             error_type=error_type,
             message=message,
             fix=fix,
-            output_tail=(self._printed() + trace)[-TAIL_BYTES:],
+            output_tail=(self._all_printed() + trace)[-TAIL_BYTES:],
             seconds=seconds,
             peak_rss_mb=self._peak,
         )
@@ -339,8 +341,15 @@ class Worker:
                 except OSError:  # a broken pipe with bytes left to flush
                     continue
 
+    def _all_printed(self) -> str:
+        """What a request printed, once its last bytes have come through the pipe."""
+        deadline = time.monotonic() + OUTPUT_S
+        while not self._tail.endswith(END_OF_OUTPUT) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return self._printed()
+
     def _printed(self) -> str:
-        return bytes(self._tail).decode("utf-8", "replace")
+        return bytes(self._tail).replace(END_OF_OUTPUT, b"").decode("utf-8", "replace")
 
 
 def _write(stream: Any, payload: bytes) -> None:

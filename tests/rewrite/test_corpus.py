@@ -39,8 +39,8 @@ class Sample:
     """Whether the file as exported ran at each of the two samples."""
 
 
-def _samples(folder: Path) -> Iterator[Sample]:
-    index = folder / "index.json"
+def _samples(folder: Path, index_name: str) -> Iterator[Sample]:
+    index = folder / index_name
     if not index.exists():
         return
     for case in json.loads(index.read_text(encoding="utf-8"))["cases"]:
@@ -55,8 +55,8 @@ def _samples(folder: Path) -> Iterator[Sample]:
                 )
 
 
-OWN = list(_samples(Path(__file__).parents[2] / "graphs" / "corpus"))
-LARGER = list(_samples(Path(os.environ.get("MHA_EXPORT_CORPUS", "no such folder"))))
+OWN = list(_samples(Path(__file__).parents[2] / "graphs" / "corpus", "manifest.json"))
+LARGER = list(_samples(Path(os.environ.get("MHA_EXPORT_CORPUS", "no such folder")), "index.json"))
 
 
 def _check(sample: Sample, evaluator: Evaluator) -> None:
