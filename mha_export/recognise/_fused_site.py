@@ -15,6 +15,7 @@ from mha_export.operands import Heads, Layout
 from mha_export.recognise._axes import View
 from mha_export.recognise._bind import Pattern, bound
 from mha_export.recognise._downstream import landings
+from mha_export.recognise._fused_depth import deepened
 from mha_export.recognise._lift import Stage
 from mha_export.recognise._liveness import dying
 from mha_export.recognise._scene import Scene
@@ -23,24 +24,27 @@ from mha_export.recognise._site import Reason, Site
 
 def settled(site: Site, scenes: Sequence[Scene]) -> Site:
     """The site with operands and output where the graph holds them best, and all its nodes."""
+    site = deepened(site, scenes) or _relaid(site, scenes)
+    present = [h.value for h in (site.present_key, site.present_value) if h is not None]
+    replaced = [site.output.value, *present]
+    if site.qk_output is not None:
+        replaced.append(site.qk_output)
+    nodes, dead = dying(replaced, [value for _, value in site.operands.values()])
+    reason = site.cannot_replace
+    if reason is None and site.anchor not in dead:
+        reason = _still_read(site, set(replaced), dead)
+    return dataclasses.replace(site, nodes=tuple(nodes), cannot_replace=reason)
+
+
+def _relaid(site: Site, scenes: Sequence[Scene]) -> Site:
+    """The same operands and output, nearer to the projections."""
     operands = dataclasses.replace(
         site.operands,
         query=_raised(site.operands.query, scenes),
         key=_raised(site.operands.key, scenes),
         value=_raised(site.operands.value, scenes),
     )
-    output = _lowered(site.output, scenes)
-    present = [h.value for h in (site.present_key, site.present_value) if h is not None]
-    replaced = [output.value, *present]
-    if site.qk_output is not None:
-        replaced.append(site.qk_output)
-    nodes, dead = dying(replaced, [value for _, value in operands.values()])
-    reason = site.cannot_replace
-    if reason is None and site.anchor not in dead:
-        reason = _still_read(site, set(replaced), dead)
-    return dataclasses.replace(
-        site, operands=operands, output=output, nodes=tuple(nodes), cannot_replace=reason
-    )
+    return dataclasses.replace(site, operands=operands, output=_lowered(site.output, scenes))
 
 
 def _still_read(site: Site, replaced: set[ir.Value], dead: set[ir.Node]) -> Reason:

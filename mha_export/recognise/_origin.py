@@ -75,12 +75,14 @@ def is_cross(
 
 
 def _appended(node: ir.Node, scene: Scene) -> ir.Value | None:
-    """The new tokens of a Concat whose other part comes from outside the graph."""
+    """The new tokens of a Concat whose other parts come from outside, or are no data at all."""
     inputs = [value for value in node.inputs if value is not None]
     outside = [
         value
         for value in inputs
-        if (source := scene.views.source(value)).is_graph_input() and source.const_value is None
+        if (source := scene.views.source(value)).is_graph_input()
+        or source.const_value is not None
+        or not scene.context.sources(value)
     ]
     inside = [value for value in inputs if value not in outside]
     return inside[0] if len(inside) == 1 and outside else None

@@ -1,0 +1,205 @@
+"""What the operands of a fused node went through before: sharing, cache, rotation, normalisation.
+
+The same lifting that serves an attention found around a softmax, so that an attention means the
+same whether a graph spells it out or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from mha_export.errors import SpecError
+from mha_export.operands import Heads, Layout
+from mha_export.recognise._agree import Common, agree
+from mha_export.recognise._axes import Axis, View, axis_size, coalesced, reshaped
+from mha_export.recognise._binding import Bound, Meeting, bind
+from mha_export.recognise._masks_sizes import ScoreShape
+from mha_export.recognise._scene import Scene
+from mha_export.recognise._site import Site
+from mha_export.recognise.fused._mask_reading import named
+from mha_export.recognise.fused._node import FusedNode
+from mha_export.spec import CacheSpec, MaskSpec
+
+
+def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
+    """The site with more of its graph folded in; None where nothing more is found."""
+    spec = site.spec
+    if spec.cache is not None or spec.uses_lengths or spec.value_source != "own":
+        return None
+    if spec.rotary is not None or spec.qk_norm is not None:
+        return None
+    found: list[Bound] = []
+    for scene in scenes:
+        meeting = _meeting(site, scene)
+        bound = None if meeting is None else bind(meeting, scene)
+        if bound is None or not _is_bound(bound):
+            return None
+        found.append(bound)
+    first = found[0]
+    common = agree(first.query.stage, first.key.stage, scenes[0])
+    if common is None or any(_stated(b) != _stated(first) for b in found[1:]):
+        return None
+    try:
+        return _with(site, first, common, scenes[0])
+    except SpecError:
+        return None
+
+
+def _is_bound(bound: Bound) -> bool:
+    held = (bound.query.heads, bound.key.heads, bound.value.heads, bound.output)
+    return all(heads is not None for heads in held) and not bound.mean
+
+
+def _stated(bound: Bound) -> tuple[Any, ...]:
+    """What must not depend on the sizes chosen."""
+    tensors = (bound.query, bound.key, bound.value)
+    held = [(t.heads, t.past, t.present, t.stage.scale) for t in tensors]
+    return (
+        *held,
+        bound.output,
+        bound.prefix,
+        bound.roles.q_heads,
+        bound.roles.size(bound.kv_shared),
+    )
+
+
+def _with(site: Site, bound: Bound, common: Common, scene: Scene) -> Site:
+    query, key, value, output = bound.query, bound.key, bound.value, bound.output
+    assert query.heads is not None
+    assert key.heads is not None
+    assert value.heads is not None
+    assert output is not None
+    norms = [tensor.stage.norm for tensor in (query, key)] if common.norm is not None else []
+    changes: dict[str, Any] = {}
+    for side, norm in zip(("q", "k"), norms, strict=False):
+        if norm is not None:
+            changes[f"{side}_norm_weight"] = norm.weight
+            changes[f"{side}_norm_bias"] = norm.bias
+    operands = dataclasses.replace(
+        site.operands,
+        query=query.heads,
+        key=key.heads,
+        value=value.heads,
+        past_key=key.past,
+        past_value=value.past,
+        rotary=common.tables,
+        **changes,
+    )
+    mask, carried = _mask(site, bound, scene)
+    cache = None
+    if key.past is not None:
+        by_length = key.past.layout is Layout.BSHD
+        cache = CacheSpec(growth="concat", layout="bshd" if by_length else "bhsd")
+    spec = site.spec.replace(
+        kv_heads=key.heads.heads,
+        scale=site.spec.effective_scale * query.stage.scale * key.stage.scale,
+        rotary=common.rotary,
+        qk_norm=common.norm,
+        cache=cache,
+        value_source="key_prefix" if bound.prefix else "own",
+        cross=False if cache is not None else site.spec.cross,
+        mask=mask,
+    )
+    return dataclasses.replace(
+        site,
+        spec=spec,
+        operands=dataclasses.replace(operands, **carried),
+        output=output,
+        present_key=key.present,
+        present_value=value.present,
+    )
+
+
+def _mask(site: Site, bound: Bound, scene: Scene) -> tuple[MaskSpec, dict[str, Any]]:
+    """The mask, read anew where a past was found: query 0 then stands after it."""
+    spec, operands = site.spec.mask, site.operands
+    past = bound.key.past
+    query, key = bound.query.heads, bound.key.heads
+    if past is None or query is None or key is None:
+        return spec, {}
+    bias, keep = operands.bias, operands.keep
+    mask = bias if keep is None else keep
+    if mask is None or (bias is not None and keep is not None) or spec.alibi_slopes is not None:
+        return spec, {}
+    if spec.causal is not None or spec.left_window is not None or spec.padding:
+        return spec, {}
+    read = named(
+        FusedNode(site.anchor, scene.context),
+        mask,
+        kind="additive" if keep is None else "keep",
+        scores=ScoreShape(
+            query=query.value,
+            key=key.value,
+            heads=query.heads,
+            query_axis=_length_axis(query),
+            key_axis=_length_axis(key),
+            past=past.value,
+            past_axis=_length_axis(past),
+            element=scene.dtype(query.value) or ir.DataType.FLOAT,
+        ),
+        cached=True,
+    )
+    if read is None:
+        return spec, {}
+    return read.spec, {"bias": None, "keep": None, **read.operands}
+
+
+def _length_axis(heads: Heads) -> int:
+    return 2 if heads.layout is Layout.BHSD else 1
+
+
+def _meeting(site: Site, scene: Scene) -> Meeting | None:
+    """The site's operands over [b, h, s, t] and their channels."""
+    operands = site.operands
+    query, key = _by_head(operands.query, scene), _by_head(operands.key, scene)
+    value, output = _by_head(operands.value, scene), _by_head(site.output, scene)
+    if query is None or key is None or value is None or output is None:
+        return None
+    sizes = [axis_size(query.axes[i]) for i in range(3)]
+    total = axis_size(key.axes[2])
+    group = site.spec.group
+    along_keys, along_queries = _still(total), _still(sizes[2])
+
+    def shared(view: View) -> View:
+        heads = coalesced([*view.axes[1], (group, 0)])
+        axes = (view.axes[0], heads, along_queries, view.axes[2], view.axes[3])
+        return View(view.source, view.offset, axes)
+
+    def asked(view: View) -> View:
+        axes = (*view.axes[:3], along_keys, view.axes[3])
+        return View(view.source, view.offset, axes)
+
+    return Meeting(
+        space=(sizes[0], sizes[1], sizes[2], total),
+        keys=3,
+        summed=1,
+        weighted=False,
+        query=(operands.query.value, asked(query)),
+        key=(operands.key.value, shared(key)),
+        value=(operands.value.value, shared(value)),
+        output=(site.output.value, asked(output)),
+        anchor=site.anchor,
+    )
+
+
+def _still(size: int) -> Axis:
+    return ((size, 0),) if size > 1 else ()
+
+
+def _by_head(heads: Heads, scene: Scene) -> View | None:
+    """[b, heads, length, channels] as a view."""
+    view: View | None = scene.views.of(heads.value)
+    if view is None:
+        return None
+    if heads.layout is Layout.BSM:
+        view = reshaped(view, (*view.dims[:2], heads.heads, heads.dim))
+    if view is None or len(view.axes) != 4:
+        return None
+    if heads.layout is Layout.BHSD:
+        return view
+    batch, length, by_head, channels = view.axes
+    return View(view.source, view.offset, (batch, by_head, length, channels))

@@ -1,0 +1,81 @@
+"""What a form builds is recognised as what it was built from, spelled out or fused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mha_export.forms import FormParams, build_model, form_named
+from mha_export.recognise import Site, recognise
+from mha_export.spec import (
+    AttentionSpec,
+    CacheSpec,
+    CausalAlignment,
+    EmptyRow,
+    MaskSpec,
+    ProjectionSpec,
+    QkNormSpec,
+    RotarySpec,
+    RotaryStyle,
+)
+
+PLAIN = AttentionSpec(
+    q_heads=4, kv_heads=4, head_dim=8, projections=ProjectionSpec(d_model=32), q_len="s", kv_len="s"
+)
+CAUSAL = MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT)
+DECODER = PLAIN.replace(
+    kv_heads=2, mask=CAUSAL, rotary=RotarySpec(dim=8, theta=1e4), cache=CacheSpec(), kv_len="t"
+)
+
+SPECS: dict[str, AttentionSpec] = {
+    "plain": PLAIN,
+    "scale": PLAIN.replace(scale=0.3),
+    "causal": PLAIN.replace(mask=MaskSpec(causal=CausalAlignment.TOP_LEFT)),
+    "window": PLAIN.replace(mask=MaskSpec(causal=CausalAlignment.TOP_LEFT, left_window=2)),
+    "padding": PLAIN.replace(mask=MaskSpec(padding=True, fill="min", empty_row=EmptyRow.UNIFORM)),
+    "bias": PLAIN.replace(mask=MaskSpec(bias=("batch", 4, "s", "s"))),
+    "grouped": PLAIN.replace(kv_heads=2),
+    "value-wider": PLAIN.replace(v_head_dim=12),
+    "softcap": PLAIN.replace(softcap=3.0),
+    "sinks": PLAIN.replace(sinks=True),
+    "decoder": DECODER,
+    "decoder-with-norm": DECODER.replace(qk_norm=QkNormSpec(kind="rms")),
+    "decoder-interleaved": DECODER.replace(
+        rotary=RotarySpec(dim=4, theta=1e4, style=RotaryStyle.INTERLEAVED)
+    ),
+    "cross": PLAIN.replace(cross=True, kv_len="t"),
+    "mean": PLAIN.replace(combine="mean", projections=ProjectionSpec(d_model=32, output=False)),
+}  # fmt: skip
+
+FORMS = {"primitive": 13, "onnx": 24, "ort-mha": 18, "ort-gqa": 18}
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(spec, form, opset, id=f"{name}-{form}")
+        for name, spec in SPECS.items()
+        for form, opset in FORMS.items()
+        if form_named(form).supports(spec, FormParams(opset=opset))
+    ]
+
+
+_BY_OTHER_MEANS = {"fill", "empty_row", "dims", "mask"}
+"""What a form may say in its own way: it is exact, but reads differently."""
+
+
+@pytest.mark.parametrize(("spec", "form", "opset"), _cases())
+def test_the_spec_comes_back(spec: AttentionSpec, form: str, opset: int) -> None:
+    model = build_model(form_named(form), spec, FormParams(opset=opset))
+    (site,) = recognise(model).verdicts
+    assert isinstance(site, Site), site.reason
+    wanted, found = spec.resolved().to_json(), site.spec.to_json()
+    assert found["scale"] == pytest.approx(wanted["scale"], rel=1e-6)
+    allowed = _BY_OTHER_MEANS if form != "primitive" else {"dims", "fill"}
+    said_otherwise = getattr(
+        form_named(form).supports(spec, FormParams(opset=opset)), "by_other_means", {}
+    )
+    names = (
+        set(wanted) - allowed - {"scale"} - (set(said_otherwise) if form != "primitive" else set())
+    )
+    assert {n: found[n] for n in names} == {n: wanted[n] for n in names}
