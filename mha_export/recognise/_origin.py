@@ -19,8 +19,8 @@ _PASSED = frozenset(
 )  # fmt: skip
 
 
-_WRITERS = {"ScatterND": 2, "ScatterElements": 2, "TensorScatter": 1}
-"""Ops that write new tokens into a buffer, and which input the tokens are."""
+_WRITERS = {"Pad": 0, "ScatterND": 2, "ScatterElements": 2, "TensorScatter": 1}
+"""Ops that put tokens into something longer, and which input the tokens are."""
 
 
 class Origins:
