@@ -10,7 +10,7 @@ Ratios are taken within rounds, so a machine that slows down for a while slows b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from mha_export.targets import Limits, Outcome, TargetWorker
 
 TIMER = "perf_counter around each run, device synchronised"
 MOST_RUNS = 200
+LEAST_ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class LatencySettings:
         rounds: how often the candidates take turns.
         turn_ms: how long a turn should take; its runs follow from the first timings.
         warmup_ms: how long each candidate runs before the first round.
+        most_ms: how long the turns of the slowest candidate may take together; fewer rounds are
+            run (never fewer than five) where the default number would take longer.
         limits: of one turn.
         seed: of the order and of the resampling.
     """
@@ -38,13 +41,14 @@ class LatencySettings:
     rounds: int = 25
     turn_ms: float = 120.0
     warmup_ms: float = 400.0
+    most_ms: float = 20_000.0
     limits: Limits = dataclasses.field(default_factory=Limits)
     seed: int = 0
 
     @classmethod
     def quick(cls, *, seed: int = 0) -> LatencySettings:
         """A tenth of the default time."""
-        return cls(rounds=8, turn_ms=40.0, warmup_ms=80.0, seed=seed)
+        return cls(rounds=8, turn_ms=40.0, warmup_ms=80.0, most_ms=2_000.0, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +83,7 @@ class _Turns:
         self.problem: str | None = None
         self.warmup = 0
         self.runs = 1
+        self.turn_ms = 0.0
         self.rounds: list[Sequence[float]] = []
         self._settings = settings
 
@@ -95,6 +100,7 @@ class _Turns:
         more = min(int(self._settings.warmup_ms / each), MOST_RUNS)
         self.warmup = 5 + more
         self.runs = max(1, min(int(self._settings.turn_ms / each), MOST_RUNS))
+        self.turn_ms = (1 + self.runs) * each
         if more:
             self._time(repeats=more, warmup=0)
 
@@ -153,10 +159,16 @@ def measure_latency(
     names = list(turns)
     for name in names:
         turns[name].warm_up()
-    for _ in range(settings.rounds):
+    for _ in range(_rounds(turns.values(), settings)):
         for index in order.permutation(len(names)):
             turns[names[index]].turn()
     return {name: _timing(turns, name, baseline, settings) for name in names}
+
+
+def _rounds(turns: Iterable[_Turns], settings: LatencySettings) -> int:
+    slowest = max((turn.turn_ms for turn in turns), default=0.0)
+    affordable = int(settings.most_ms / slowest) if slowest else settings.rounds
+    return min(settings.rounds, max(affordable, LEAST_ROUNDS))
 
 
 def _timing(
@@ -177,7 +189,7 @@ def _timing(
     return Timing(
         latency=latency_of(
             own.array(),
-            warmup=own.warmup + settings.rounds,
+            warmup=own.warmup + len(own.rounds),
             timer=TIMER,
             threads=own.contender.threads,
             seed=settings.seed,

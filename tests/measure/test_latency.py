@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mha_export.measure import Contender, LatencySettings, machine_record, measure_latency
+from mha_export.measure.latency import _rounds, _Turns
 from mha_export.measure.roofline import Ceilings, Work, rates
 from mha_export.measure.statistics import latency_of, ratio_of
 from mha_export.report.records import MachineRecord
@@ -123,3 +124,18 @@ def test_this_machine_has_a_stable_record() -> None:
     assert first.memory_gb > 0
     assert first.cores
     assert MachineRecord.from_json(first.to_json()) == first
+
+
+@pytest.mark.parametrize(
+    ("turn_ms", "rounds"),
+    [
+        pytest.param(10.0, 25, id="fast: all rounds"),
+        pytest.param(2_000.0, 10, id="slow: as many as there is time for"),
+        pytest.param(60_000.0, 5, id="very slow: the least"),
+    ],
+)
+def test_slow_candidates_get_fewer_rounds(turn_ms: float, rounds: int) -> None:
+    settings = LatencySettings()
+    turns = _Turns(Contender(name="a", worker=None, inputs={}), settings)  # type: ignore[arg-type]
+    turns.turn_ms = turn_ms
+    assert _rounds([turns], settings) == rounds
