@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mha_export.measure import Contender, LatencySettings, machine_record, measure_latency
-from mha_export.measure.latency import _rounds, _Turns
+from mha_export.measure import (
+    Contender,
+    LatencySettings,
+    latency,
+    machine_record,
+    measure_latency,
+)
 from mha_export.measure.roofline import Ceilings, Work, rates
 from mha_export.measure.statistics import latency_of, ratio_of
 from mha_export.report.records import MachineRecord
@@ -136,6 +141,6 @@ def test_this_machine_has_a_stable_record() -> None:
 )
 def test_slow_candidates_get_fewer_rounds(turn_ms: float, rounds: int) -> None:
     settings = LatencySettings()
-    turns = _Turns(Contender(name="a", worker=None, inputs={}), settings)  # type: ignore[arg-type]
+    turns = latency._Turns(Contender(name="a", worker=None, inputs={}), settings)  # type: ignore[arg-type]
     turns.turn_ms = turn_ms
-    assert _rounds([turns], settings) == rounds
+    assert latency._rounds([turns], settings) == rounds
