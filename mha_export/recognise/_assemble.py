@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.errors import SpecError
-from mha_export.operands import Operands
+from mha_export.operands import Layout, Operands
 from mha_export.recognise._afterwards import policy_afterwards
 from mha_export.recognise._agree import Common, agree
 from mha_export.recognise._axes import composed
 from mha_export.recognise._draft import Draft
+from mha_export.recognise._finish import dimension
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._lift import Stage
 from mha_export.recognise._mask_binding import BoundMask, bound_mask
@@ -21,8 +23,9 @@ from mha_export.recognise._replaceable import replaceable_site
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Reason, Site
+from mha_export.recognise._static import follows_lengths
 from mha_export.recognise._weighting import with_weightings
-from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType
+from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType, EmptyRow
 
 _DTYPES = {
     ir.DataType.FLOAT: DType.FP32,
@@ -57,7 +60,35 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     mask = bound_mask(fitting, full.scores.terms)
     if isinstance(mask, Reason):
         return mask
+    if full.is_static:
+        held = _in_buffer(full, mask, scenes[0])
+        if isinstance(held, Reason):
+            return held
+        mask = held
     return _site(full, fitting, mask)
+
+
+def _in_buffer(draft: Draft, mask: BoundMask, scene: Scene) -> BoundMask | Reason:
+    """The mask without the lengths that a static cache implies, where the writes follow them."""
+    lengths: ir.Value | None = mask.operands.get("kv_lengths")
+    pasts = [tensor.stage.past for tensor in (draft.key, draft.value)]
+    writes = [past.write for past in pasts if past is not None and past.write is not None]
+    if (
+        lengths is None
+        or len(writes) != len(pasts)
+        or not all(follows_lengths(write, lengths, scene) for write in writes)
+    ):
+        return Reason(
+            code="static-cache",
+            message="new keys are written into a buffer at places that the mask does not follow",
+            value=draft.anchor.probabilities.name,
+        )
+    spec = dataclasses.replace(mask.spec, lengths=False, empty_row=EmptyRow.FINITE)
+    if not spec.may_empty_a_row:
+        spec = dataclasses.replace(spec, empty_row=EmptyRow.NOT_APPLICABLE)
+    else:
+        spec = dataclasses.replace(spec, empty_row=mask.spec.empty_row)
+    return BoundMask(spec=spec, operands=mask.operands)
 
 
 def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
@@ -149,8 +180,13 @@ def _spec(
     softmax = _DTYPES.get(scene.dtype(draft.anchor.logits) or ir.DataType.FLOAT)
     cache = None
     if draft.key.past is not None:
-        layout = draft.key.past.layout.value
-        cache = CacheSpec(growth="concat", layout="bshd" if layout == "bshd" else "bhsd")
+        by_length = draft.key.past.layout is Layout.BSHD
+        buffer = dimension(draft.key.past.value, 1 if by_length else 2, scenes, "max_length")
+        cache = CacheSpec(
+            growth="static" if draft.is_static else "concat",
+            layout="bshd" if by_length else "bhsd",
+            max_length=buffer if draft.is_static else None,
+        )
     batch, q_len, kv_len = _dims(draft, scenes)
     return AttentionSpec(
         q_heads=draft.roles.q_heads,

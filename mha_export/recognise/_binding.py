@@ -49,6 +49,8 @@ class Meeting:
     value: tuple[ir.Value, View]
     output: tuple[ir.Value, View]
     anchor: ir.Node
+    static: bool = False
+    """Whether a buffer that is written into may be a cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,7 +120,13 @@ class _Binder:
 
     def _way(self, keys: int | None, rotates: bool) -> Way:
         own = self.meeting.summed if rotates else 1
-        return Way(keys=keys, own=own, rotates=rotates, anchor=self.meeting.anchor)
+        return Way(
+            keys=keys,
+            own=own,
+            rotates=rotates,
+            anchor=self.meeting.anchor,
+            static=self.meeting.static,
+        )
 
     def without_casts(self) -> None:
         """From now on bind below every cast."""

@@ -88,6 +88,12 @@ class Draft:
         return (numbers, values, terms, atoms, stages, self.scale, self.scores.softcap)
 
     @property
+    def is_static(self) -> bool:
+        """Whether the cache is a buffer."""
+        pasts = [tensor.stage.past for tensor in (self.key, self.value)]
+        return any(past is not None and past.write is not None for past in pasts)
+
+    @property
     def kv_heads(self) -> int:
         return self.roles.q_heads // self.roles.size(self.bound.kv_shared)
 
@@ -112,8 +118,13 @@ class Draft:
         return 1 if name == "value" else self.scores.summed
 
 
-def read_draft(anchor: Anchor, scene: Scene) -> Draft | tuple[Use, ...] | Reason:
-    """The attention around one softmax; its uses where P·V is missing; or what failed first."""
+def read_draft(
+    anchor: Anchor, scene: Scene, *, static: bool = True
+) -> Draft | tuple[Use, ...] | Reason:
+    """The attention around one softmax; its uses where P·V is missing; or what failed first.
+
+    With ``static`` a buffer that new tokens are written into is taken for a cache, to be proven.
+    """
     scores = read_scores(anchor.logits, anchor.axis, scene)
     if isinstance(scores, Reason):
         return scores
@@ -130,6 +141,7 @@ def read_draft(anchor: Anchor, scene: Scene) -> Draft | tuple[Use, ...] | Reason
         value=(weighted.product.right.value, weighted.value),
         output=(weighted.product.out, weighted.output),
         anchor=anchor.node,
+        static=static,
     )
     found = bind(meeting, scene)
     if found is None:

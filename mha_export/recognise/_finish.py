@@ -53,9 +53,11 @@ def _dims(site: Site, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:
     batch = dimension(operands.query.value, 0, scenes, _fallback(spec.batch, "batch"))
     q_len = _length(operands.query, scenes, _fallback(spec.q_len, "q_len"))
     new = _length(operands.key, scenes, _fallback(spec.kv_len, "kv_len"))
-    if operands.past_key is None or (spec.cache is not None and spec.cache.growth != "concat"):
+    if operands.past_key is None:
         return batch, q_len, new
     past = _length(operands.past_key, scenes, "past")
+    if spec.cache is not None and spec.cache.growth != "concat":
+        return batch, q_len, past
     if isinstance(past, int) and isinstance(new, int):
         return batch, q_len, past + new
     return batch, q_len, f"{past} + {new}"

@@ -112,6 +112,9 @@ class Fitting:
         assert past is not None
         length = 2 if past.layout is Layout.BHSD else 1
 
+        if self.draft.is_static:
+            return _sized(self.derive, past.value, length)
+
         def total() -> Size:
             sizes = [
                 self.derive.size(heads.value, place),

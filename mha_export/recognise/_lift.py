@@ -25,6 +25,7 @@ from mha_export.recognise._axes import (
 from mha_export.recognise._evaluate_contents import attributes_of
 from mha_export.recognise._movement import moved_inputs
 from mha_export.recognise._scene import Scene
+from mha_export.recognise._static import Written, written
 from mha_export.recognise.norms import PeeledNorm, peel_norm
 from mha_export.recognise.rotary import PeeledRotary, peel_rotary
 
@@ -34,13 +35,14 @@ class Past:
     """The part of a key or value that a cache holds.
 
     ``view`` has the axes of the operand's view, the key axis being as long as the past;
-    ``whole`` is the Concat's output.
+    ``whole`` is the output of the Concat, or of the ``write`` into a buffer.
     """
 
     value: ir.Value
     view: View
     whole: ir.Value
     whole_view: View
+    write: Written | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,12 +87,14 @@ class Way:
         own: how many trailing axes of the view are channels.
         rotates: whether factors, rotations and normalisations are taken off (not off a value).
         anchor: a node of the attention, for what has to be derived.
+        static: whether a buffer that is written into may be a cache.
     """
 
     keys: int | None
     own: int
     rotates: bool
     anchor: ir.Node
+    static: bool = False
 
 
 def lifted(operand: ir.Value, view: View, way: Way, scene: Scene) -> list[Stage]:
@@ -121,9 +125,12 @@ def _next(stage: Stage, way: Way, scene: Scene) -> Stage | None:
             return found
     if node.op_type == "Cast":
         return _cast(stage, node, scene)
-    if node.op_type == "Concat" and way.keys is not None and stage.past is None:
-        return None if stage.rotary or stage.norm else _appended(stage, node, way.keys, scene)
-    return None
+    if way.keys is None or stage.past is not None or stage.rotary or stage.norm:
+        return None
+    if node.op_type == "Concat":
+        return _appended(stage, node, way.keys, scene)
+    write = written(node, scene) if way.static else None
+    return None if write is None else _after_write(stage, write, way.keys, scene)
 
 
 def _rotated(stage: Stage, way: Way, scene: Scene) -> Stage | None:
@@ -218,7 +225,24 @@ def _appended(stage: Stage, node: ir.Node, keys: int, scene: Scene) -> Stage | N
         return None
     place = attributes_of(node)["axis"] % len(dims)
     past, new = inputs
-    if not _from_outside(past, scene):
+    return _parted(stage, (past, new), place, keys, scene)
+
+
+def _after_write(stage: Stage, write: Written, keys: int, scene: Scene) -> Stage | None:
+    """New tokens written into a buffer that comes from outside."""
+    found = _parted(stage, (write.buffer, write.new), write.axis, keys, scene)
+    if found is None or found.past is None:
+        return None
+    return dataclasses.replace(found, past=dataclasses.replace(found.past, write=write))
+
+
+def _parted(
+    stage: Stage, parts: tuple[ir.Value, ir.Value], place: int, keys: int, scene: Scene
+) -> Stage | None:
+    """The stage above (past, new), which lie along ``place`` of the source."""
+    dims = scene.dims(stage.view.source)
+    past, new = parts
+    if dims is None or not _from_outside(past, scene):
         return None
     pieces = split_by_axis(stage.view, dims)
     if pieces is None or stage.view.offset or pieces[keys] != [(dims[place], place, 1)]:
@@ -226,7 +250,7 @@ def _appended(stage: Stage, node: ir.Node, keys: int, scene: Scene) -> Stage | N
     if any(p == place for i, axis in enumerate(pieces) for _, p, _ in axis if i != keys):
         return None
     above = []
-    for value in (past, new):
+    for value in parts:
         sizes, own = scene.dims(value), scene.views.of(value)
         if sizes is None or own is None or 0 in sizes:
             return None

@@ -121,6 +121,8 @@ def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:
     query, key, past = draft.query.heads, draft.key.heads, draft.key.past
     assert query is not None
     assert key is not None
+    if draft.is_static:
+        key, past = past or key, None
     asked, met = _measure(fitting, query), _measure(fitting, key)
     reading = read_mask(
         [MaskTerm(value=p.value, kind=p.kind, fill=p.fill) for p in placed],

@@ -19,6 +19,12 @@ _PASSED = frozenset(
 )  # fmt: skip
 
 
+_TURNING = frozenset(
+    {"Concat", "LayerNormalization", "Neg", "RMSNormalization", "RotaryEmbedding",
+     "SimplifiedLayerNormalization"}
+)  # fmt: skip
+_MOST = 64
+"""Values looked at on the way up to the projections."""
 _WRITERS = {"Pad": 0, "ScatterND": 2, "ScatterElements": 2, "TensorScatter": 1}
 """Ops that put tokens into something longer, and which input the tokens are."""
 
@@ -58,10 +64,10 @@ def is_cross(
     The same projection input decides at once. Else lengths that differ at some size, and, where
     lengths are fixed or equal by chance, the graph inputs that each depends on.
     """
+    if cached or projections(query.value, scenes[0]) & projections(key.value, scenes[0]):
+        return False
     sources = [projected(heads.value, scenes[0]) for heads in (query, key)]
     if sources[0] is sources[1]:
-        return False
-    if cached:
         return False
     lengths = [
         tuple((scene.dims(heads.value) or (0,) * 4)[_length_axis(heads)] for scene in scenes)
@@ -95,6 +101,26 @@ def _cut_from(query: ir.Value, key: ir.Value, scene: Scene) -> bool:
 
 def _length_axis(heads: Heads) -> int:
     return 2 if heads.layout is Layout.BHSD else 1
+
+
+def projections(value: ir.Value, scene: Scene) -> set[ir.Value]:
+    """What everything in a query or key was projected from, rotations and caches passed."""
+    found: set[ir.Value] = set()
+    pending, seen = [value], set[ir.Value]()
+    while pending and len(seen) < _MOST:
+        current = scene.views.source(pending.pop())
+        node = current.producer()
+        if current in seen or node is None:
+            continue
+        seen.add(current)
+        inputs = [v for v in node.inputs if v is not None]
+        moving = [v for v in inputs if not is_stored(scene.views.source(v))]
+        if product_of(current, scene.views) is not None or node.op_type in _LINEAR:
+            if len(moving) == 1 or (moving and node.op_type in _LINEAR):
+                found.add(scene.views.source(moving[0]))
+        elif node.op_type in _PASSED or node.op_type in _WRITERS or node.op_type in _TURNING:
+            pending.extend(moving)
+    return found
 
 
 def projected(value: ir.Value, scene: Scene) -> ir.Value:

@@ -62,12 +62,12 @@ def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     yield from graph.all_nodes()
 
 
-def verdict(anchor: Anchor, scenes: Sequence[Scene]) -> Verdict:
+def verdict(anchor: Anchor, scenes: Sequence[Scene], *, static: bool = True) -> Verdict:
     """What one softmax is."""
     first = scenes[0]
     drafts: list[Draft] = []
     for scene in scenes:
-        found = read_draft(anchor, scene)
+        found = read_draft(anchor, scene, static=static)
         if isinstance(found, Draft):
             drafts.append(found)
             continue
@@ -84,6 +84,8 @@ def verdict(anchor: Anchor, scenes: Sequence[Scene]) -> Verdict:
             return Rejection(id="", anchor=anchor.node, reason=_mixed(anchor))
     site = assemble(drafts, scenes)
     if isinstance(site, Reason):
+        if any(draft.is_static for draft in drafts):
+            return verdict(anchor, scenes, static=False)
         return Rejection(id="", anchor=anchor.node, reason=site)
     return site
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mha_export.forms import FormParams, build_model, form_named
@@ -44,11 +46,18 @@ SPECS: dict[str, AttentionSpec] = {
     "decoder-interleaved": DECODER.replace(
         rotary=RotarySpec(dim=4, theta=1e4, style=RotaryStyle.INTERLEAVED)
     ),
+    "static-cache": DECODER.replace(
+        cache=CacheSpec(growth="static", max_length=16), kv_len=16
+    ),
+    "key-prefix": PLAIN.replace(
+        kv_heads=1, v_head_dim=6, value_source="key_prefix", mask=CAUSAL, cache=CacheSpec(),
+        kv_len="t",
+    ),
     "cross": PLAIN.replace(cross=True, kv_len="t"),
     "mean": PLAIN.replace(combine="mean", projections=ProjectionSpec(d_model=32, output=False)),
 }  # fmt: skip
 
-FORMS = {"primitive": 13, "onnx": 24, "ort-mha": 18, "ort-gqa": 18}
+FORMS = {"primitive": 18, "onnx": 24, "ort-mha": 18, "ort-gqa": 18}
 
 
 def _cases() -> list[Any]:
@@ -79,3 +88,15 @@ def test_the_spec_comes_back(spec: AttentionSpec, form: str, opset: int) -> None
         set(wanted) - allowed - {"scale"} - (set(said_otherwise) if form != "primitive" else set())
     )
     assert {n: found[n] for n in names} == {n: wanted[n] for n in names}
+
+
+@pytest.mark.parametrize("name", ["decoder", "static-cache", "key-prefix", "sinks", "softcap"])
+def test_the_operands_give_what_the_graph_gives(
+    name: str, random_feeds: Callable[..., dict[str, np.ndarray]], assert_sound: Callable[..., None]
+) -> None:
+    model = build_model(form_named("primitive"), SPECS[name], FormParams(opset=18))
+    sizes = {"batch": 2, "s": 3, "t": 8, "past_len": 5}
+    feeds = random_feeds(model, **sizes)
+    if "kv_lengths" in feeds:
+        feeds["kv_lengths"] = np.array([3, 11], np.int64)
+    assert_sound(recognise(model), feeds)
