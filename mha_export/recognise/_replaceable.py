@@ -11,7 +11,7 @@ from mha_export.recognise._axes import identity
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._liveness import dying
-from mha_export.recognise._mask_binding import is_natural
+from mha_export.recognise._mask_placing import is_natural
 from mha_export.recognise._shape_readers import detach_caches, detach_shapes
 from mha_export.recognise._site import Reason, Site
 from mha_export.spec import AttentionSpec, QkOutput

@@ -15,7 +15,7 @@ from mha_export.operands import Heads, Layout
 from mha_export.recognise._axes import View
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting
-from mha_export.recognise._mask_binding import placed_value
+from mha_export.recognise._mask_placing import placed_value
 from mha_export.recognise._score_steps import Weighting
 from mha_export.recognise._site import Reason
 
