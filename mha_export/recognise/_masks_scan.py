@@ -286,7 +286,7 @@ def extents(subject: Subject) -> Extents:
             continue
         for number in np.ravel(array):
             whole = np.isfinite(number) and float(number).is_integer()
-            if not whole or abs(number) >= _SENTINEL:
+            if not whole or abs(float(number)) >= _SENTINEL:
                 continue
             if array.dtype.kind == "f" and abs(number) > LARGEST:
                 doubtful.add(abs(int(number)))
