@@ -13,7 +13,7 @@ from mha_export.errors import SpecError
 from mha_export.operands import Layout, Operands
 from mha_export.recognise._afterwards import policy_afterwards
 from mha_export.recognise._agree import Common, agree
-from mha_export.recognise._axes import composed
+from mha_export.recognise._axes import View, composed
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._finish import dimension
 from mha_export.recognise._fit import Fitting
@@ -149,18 +149,36 @@ def _norm_operands(draft: Draft, common: Common) -> dict[str, Any]:
 
 
 def _sinks(draft: Draft, scene: Scene) -> ir.Value | None:
+    """One number a head, [h], of the element type that joins the scores."""
     sink = draft.scores.sink
     assert sink is not None
-    own = scene.views.of(sink.value)
-    view = None if own is None else composed(sink.view, own)
-    strides = None if view is None else draft.roles.strides(view)
-    if view is None or strides is None or view.offset:
-        return None
+    entry, view = sink.value, sink.view
+    while True:
+        own = scene.views.of(entry)
+        seen = None if own is None else composed(view, own)
+        if seen is None:
+            return None
+        found = _per_head(draft, Stage(entry=entry, view=seen), scene)
+        node = seen.source.producer()
+        if found is not None or node is None or node.op_type != "Cast" or node.inputs[0] is None:
+            break
+        entry, view = node.inputs[0], View(node.inputs[0], seen.offset, seen.axes)
+    kind = scene.dtype(sink.value)
+    if found is None or kind is None or scene.dtype(found) == kind:
+        return found
+    (cast,) = scene.context.derive("Cast", [found], {"to": int(kind)}, before=draft.anchor.node)
+    return cast
+
+
+def _per_head(draft: Draft, stage: Stage, scene: Scene) -> ir.Value | None:
+    """The value on the way of a sink that is [h], or can be flattened to it."""
     roles = draft.roles
+    strides = roles.strides(stage.view)
+    if strides is None or stage.view.offset:
+        return None
     if any(strides[atom] for atom in (*roles.batch, *roles.queries)):
         return None
     wanted = along(roles.heads, strides)
-    stage = Stage(entry=sink.value, view=view)
     for value, seen in stage.places(scene):
         if seen.axes == (wanted,) and not seen.offset:
             return value

@@ -17,6 +17,8 @@ import onnx_ir as ir
 import pytest
 
 from mha_export.recognise import NotAttention, Recognition, Site, recognise
+from mha_export.rewrite import with_dtype
+from mha_export.spec import DType
 
 OWN = Path(__file__).parents[2] / "graphs" / "corpus"
 
@@ -130,6 +132,26 @@ def test_copies_of_a_model_have_the_same_sites(name: str, tmp_path: Path) -> Non
     }
     for kind, copy in copies.items():
         assert [_stated(v) for v in recognise(copy).verdicts] == expected, kind
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt_oss-eager.dynamo.18", "llama_kv-sdpa.dynamo.18", "qwen3-sdpa.dynamo.23"]
+)
+def test_half_precision_copies_say_the_same(name: str) -> None:
+    """Casts between sinks, tables, masks and the attention change nothing but the types."""
+    model = ir.load(OWN / f"{name}.onnx")
+    expected = recognise(model).sites
+    found = recognise(with_dtype(model, DType.FP16)).sites
+    assert len(found) == len(expected)
+    for site, original in zip(found, expected, strict=True):
+        assert site.replaceable
+        assert site.spec.io_dtype is DType.FP16
+        assert site.operands.query.value.dtype == ir.DataType.FLOAT16
+        same = {"io_dtype", "softmax_dtype", "scale", "fill"}
+        stated, wanted = site.spec.to_json(), original.spec.to_json()
+        assert {k: v for k, v in stated.items() if k not in same} == {
+            k: v for k, v in wanted.items() if k not in same
+        }
 
 
 def _stated(verdict: Any) -> tuple[str, Any]:
