@@ -114,3 +114,19 @@ def workload_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def export_options(command: F) -> F:
+    """What an export is asked for beyond its source and targets."""
+    for option in reversed(
+        [
+            form_option,
+            cache_option,
+            strict_option,
+            require_fused_option,
+            plan_option,
+            standalone_option,
+        ]
+    ):
+        command = option(command)
+    return command

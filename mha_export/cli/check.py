@@ -8,18 +8,13 @@ from typing import Any
 import click
 
 from mha_export.cli._options import (
-    cache_option,
-    form_option,
+    export_options,
     inputs_option,
     json_option,
     output_option,
-    plan_option,
     quick_option,
-    require_fused_option,
     seed_option,
     source_options,
-    standalone_option,
-    strict_option,
     target_option,
     workload_options,
 )
@@ -32,12 +27,7 @@ from mha_export.cli.run import show_results
 @click.argument("source")
 @target_option
 @output_option("Folder to write.")
-@form_option
-@cache_option
-@strict_option
-@require_fused_option
-@plan_option
-@standalone_option
+@export_options
 @inputs_option
 @click.option("--vs", metavar="BASELINE", help="Ratio of latency to 'raw', the unmodified model.")
 @quick_option

@@ -8,16 +8,11 @@ from typing import Any
 import click
 
 from mha_export.cli._options import (
-    cache_option,
-    form_option,
+    export_options,
     json_option,
     output_option,
-    plan_option,
-    require_fused_option,
     seed_option,
     source_options,
-    standalone_option,
-    strict_option,
     target_option,
     workload_options,
 )
@@ -34,12 +29,7 @@ from mha_export.cli._terminal import (
 @click.argument("source")
 @target_option
 @output_option("Folder to write.")
-@form_option
-@cache_option
-@strict_option
-@require_fused_option
-@plan_option
-@standalone_option
+@export_options
 @source_options
 @workload_options
 @seed_option
