@@ -4,7 +4,8 @@ Sessions of one process slow each other three to ten times when their idle threa
 workers run with spinning off, and only one of them works at a time. The order of a round is
 shuffled. Each turn begins with a run that does not count: another candidate has had the caches
 since.
-Ratios are taken within rounds, so a machine that slows down for a while slows both sides.
+Ratios are taken within rounds, so a machine that slows down for a while slows both sides. Rounds
+go on until the intervals are narrow or the time is up, so a restless machine is measured longer.
 """
 
 from __future__ import annotations
@@ -29,26 +30,33 @@ class LatencySettings:
     """How long to measure.
 
     Attributes:
-        rounds: how often the candidates take turns.
+        rounds: how often the candidates take turns, at least.
+        interval: rounds go on until the interval of every median is this narrow, relative to it,
+            and that of every ratio this narrow, absolutely.
+        most_rounds: but no more rounds than this.
         turn_ms: how long a turn should take; its runs follow from the first timings.
         warmup_ms: how long each candidate runs before the first round.
-        most_ms: how long the turns of the slowest candidate may take together; fewer rounds are
-            run (never fewer than five) where the default number would take longer.
+        most_ms: how long the turns of the slowest candidate may take together; no more rounds are
+            run (but never fewer than five) than fit into it.
         limits: of one turn.
         seed: of the order and of the resampling.
     """
 
     rounds: int = 25
+    interval: float = 0.035
+    most_rounds: int = 200
     turn_ms: float = 120.0
     warmup_ms: float = 400.0
-    most_ms: float = 20_000.0
+    most_ms: float = 30_000.0
     limits: Limits = dataclasses.field(default_factory=Limits)
     seed: int = 0
 
     @classmethod
     def quick(cls, *, seed: int = 0) -> LatencySettings:
-        """A tenth of the default time."""
-        return cls(rounds=8, turn_ms=40.0, warmup_ms=80.0, most_ms=2_000.0, seed=seed)
+        """A tenth of the default time, however restless the machine."""
+        return cls(
+            rounds=8, most_rounds=8, turn_ms=40.0, warmup_ms=80.0, most_ms=2_000.0, seed=seed
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,16 +167,30 @@ def measure_latency(
     names = list(turns)
     for name in names:
         turns[name].warm_up()
-    for _ in range(_rounds(turns.values(), settings)):
-        for index in order.permutation(len(names)):
-            turns[names[index]].turn()
+    least, most = _rounds(turns.values(), settings)
+    done = 0
+    while done < least or (done < most and _wide(turns, baseline, settings)):
+        for _ in range(min(least, most - done)):
+            for index in order.permutation(len(names)):
+                turns[names[index]].turn()
+            done += 1
     return {name: _timing(turns, name, baseline, settings) for name in names}
 
 
-def _rounds(turns: Iterable[_Turns], settings: LatencySettings) -> int:
+def _rounds(turns: Iterable[_Turns], settings: LatencySettings) -> tuple[int, int]:
+    """The least and the most rounds."""
     slowest = max((turn.turn_ms for turn in turns), default=0.0)
-    affordable = int(settings.most_ms / slowest) if slowest else settings.rounds
-    return min(settings.rounds, max(affordable, LEAST_ROUNDS))
+    affordable = int(settings.most_ms / slowest) if slowest else settings.most_rounds
+    most = max(min(settings.most_rounds, affordable), LEAST_ROUNDS)
+    return min(settings.rounds, most), most
+
+
+def _wide(turns: Mapping[str, _Turns], baseline: str | None, settings: LatencySettings) -> bool:
+    """Whether an interval is still wider than asked for; one that failed has none."""
+    timings = [_timing(turns, name, baseline, settings) for name in turns]
+    intervals = [t.latency.interval for t in timings if t.latency is not None]
+    intervals += [t.vs.high - t.vs.low for t in timings if t.vs is not None]
+    return any(width is None or width > settings.interval for width in intervals)
 
 
 def _timing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mha_export.report.records import LatencyRecord, RatioRecord
@@ -13,7 +15,10 @@ CONFIDENCE = 0.95
 def latency_of(
     rounds: np.ndarray, *, warmup: int, timer: str, threads: int | None = None, seed: int = 0
 ) -> LatencyRecord:
-    """Percentiles over all runs, and the interval of the median by resampling whole rounds.
+    """Percentiles over all runs, and the interval of the median by resampling stretches of rounds.
+
+    A machine drifts over seconds, so neighbouring rounds are alike: stretches of about
+    sqrt(rounds) consecutive ones are drawn together (the moving-blocks bootstrap, Kuensch 1989).
 
     Args:
         rounds: milliseconds [rounds, runs of a round].
@@ -24,7 +29,7 @@ def latency_of(
     """
     flat = rounds.reshape(-1)
     p10, p50, p90, p99 = (float(q) for q in np.percentile(flat, (10, 50, 90, 99)))
-    medians = np.median(_resampled(rounds, seed), axis=1)
+    medians = np.median(_resampled(rounds, seed, block=math.isqrt(len(rounds))), axis=1)
     low, high = _interval(medians)
     return LatencyRecord(
         p10=p10,
@@ -57,11 +62,15 @@ def ratio_of(rounds: np.ndarray, baseline: np.ndarray, *, name: str, seed: int =
     )
 
 
-def _resampled(rounds: np.ndarray, seed: int) -> np.ndarray:
-    """[resamples, all runs]: rounds drawn with replacement, for runs of one round are alike."""
+def _resampled(rounds: np.ndarray, seed: int, *, block: int = 1) -> np.ndarray:
+    """[resamples, all runs]: stretches of ``block`` rounds drawn with replacement."""
     count = rounds.shape[0]
-    chosen = np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
-    return rounds[chosen].reshape(RESAMPLES, -1)
+    starts = np.random.default_rng(seed).integers(
+        0, count - block + 1, size=(RESAMPLES, -(-count // block))
+    )
+    chosen = (starts[:, :, None] + np.arange(block)).reshape(RESAMPLES, -1)[:, :count]
+    resampled: np.ndarray = rounds[chosen].reshape(RESAMPLES, -1)
+    return resampled
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:

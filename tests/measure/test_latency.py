@@ -134,13 +134,55 @@ def test_this_machine_has_a_stable_record() -> None:
 @pytest.mark.parametrize(
     ("turn_ms", "rounds"),
     [
-        pytest.param(10.0, 25, id="fast: all rounds"),
-        pytest.param(2_000.0, 10, id="slow: as many as there is time for"),
-        pytest.param(60_000.0, 5, id="very slow: the least"),
+        pytest.param(10.0, (25, 200), id="fast: all rounds"),
+        pytest.param(600.0, (25, 50), id="slower: some more"),
+        pytest.param(3_000.0, (10, 10), id="slow: as many as there is time for"),
+        pytest.param(60_000.0, (5, 5), id="very slow: the least"),
     ],
 )
-def test_slow_candidates_get_fewer_rounds(turn_ms: float, rounds: int) -> None:
+def test_slow_candidates_get_fewer_rounds(turn_ms: float, rounds: tuple[int, int]) -> None:
     settings = LatencySettings()
     turns = latency._Turns(Contender(name="a", worker=None, inputs={}), settings)  # type: ignore[arg-type]
     turns.turn_ms = turn_ms
     assert latency._rounds([turns], settings) == rounds
+
+
+class RestlessWorker(FakeWorker):
+    """Its turns differ by ``spread``, alternately slow and fast."""
+
+    def __init__(self, name: str, spread: float) -> None:
+        super().__init__(name, 1.0, [])
+        self.spread = spread
+
+    def time(self, *args: Any, repeats: int, **options: Any) -> Outcome[Sequence[float]]:
+        outcome = super().time(*args, repeats=repeats, **options)
+        ms = 1.0 + self.spread * np.random.default_rng(self.calls).standard_normal()
+        return Outcome(kind="ok", value=[ms] * repeats, peak_rss_mb=outcome.peak_rss_mb)
+
+
+@pytest.mark.parametrize(
+    ("spread", "rounds"),
+    [
+        pytest.param(0.0, 10, id="still: the least"),
+        pytest.param(0.05, range(20, 110, 10), id="restless: until the interval is narrow"),
+        pytest.param(0.5, 120, id="wild: the most"),
+    ],
+)
+def test_a_restless_machine_is_measured_longer(spread: float, rounds: int | range) -> None:
+    settings = LatencySettings(rounds=10, most_rounds=120, interval=0.035, turn_ms=4.0)
+    found = measure_latency([_contender(RestlessWorker("a", spread))], settings=settings)
+    got = found["a"].latency
+    assert got is not None
+    assert got.rounds == rounds or (isinstance(rounds, range) and got.rounds in rounds)
+    if isinstance(rounds, range):
+        assert got.interval is not None
+        assert got.interval <= settings.interval
+
+
+def test_the_interval_knows_that_the_machine_drifts() -> None:
+    rounds = _rounds(1.0, 3)
+    drifting = latency_of(rounds, warmup=0, timer="t")
+    shuffled = latency_of(np.random.default_rng(0).permutation(rounds), warmup=0, timer="t")
+    assert drifting.interval is not None
+    assert shuffled.interval is not None
+    assert drifting.interval > 1.3 * shuffled.interval

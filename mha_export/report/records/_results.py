@@ -127,6 +127,13 @@ class LatencyRecord(Record):
                 f"p90 {self.p90}, p99 {self.p99}"
             )
 
+    @property
+    def interval(self) -> float | None:
+        """Width of the interval of the median, relative to it; None where there is none."""
+        if self.low is None or self.high is None:
+            return None
+        return (self.high - self.low) / self.p50
+
 
 @dataclass(frozen=True, kw_only=True)
 class RatioRecord(Record):
