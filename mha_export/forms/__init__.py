@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 
+from mha_export.discovery import members
 from mha_export.errors import InputError
 from mha_export.forms._build import build_model
 from mha_export.forms._form import Emitted, Form, FormParams, Supported, Unsupported
@@ -27,12 +26,7 @@ __all__ = [
 @functools.cache
 def all_forms() -> dict[str, Form]:
     """Every form of the package by name, in alphabetical order of their files."""
-    forms: dict[str, Form] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            form: Form = importlib.import_module(f"{__name__}.{module.name}").FORM
-            forms[form.name] = form
-    return forms
+    return {form.name: form for form in members(__name__, "FORM")}
 
 
 def form_named(name: str) -> Form:

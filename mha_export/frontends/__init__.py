@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 from pathlib import Path
 
+from mha_export.discovery import members
 from mha_export.errors import InputError
 from mha_export.frontends._frontend import ExporterName, Frontend, LoadedModel, SourceOptions
 from mha_export.presets import preset_names
@@ -24,12 +23,7 @@ __all__ = [
 @functools.cache
 def all_frontends() -> dict[str, Frontend]:
     """Every frontend of the package by name, in alphabetical order of their files."""
-    frontends: dict[str, Frontend] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            frontend: Frontend = importlib.import_module(f"{__name__}.{module.name}").FRONTEND
-            frontends[frontend.name] = frontend
-    return frontends
+    return {frontend.name: frontend for frontend in members(__name__, "FRONTEND")}
 
 
 def open_source(source: object, options: SourceOptions | None = None) -> LoadedModel:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from mha_export.targets._capabilities import (
         Capabilities,
         Capability,
-        CapabilityState,
         capabilities_for,
         capabilities_from_json,
     )
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
         Program,
         Session,
         State,
-        Status,
         Target,
         Unavailable,
     )
@@ -48,7 +46,6 @@ _MEMBERS = {
     "_capabilities": (
         "Capabilities",
         "Capability",
-        "CapabilityState",
         "capabilities_for",
         "capabilities_from_json",
     ),
@@ -79,7 +76,6 @@ _MEMBERS = {
         "Program",
         "Session",
         "State",
-        "Status",
         "Target",
         "Unavailable",
     ),
@@ -106,7 +102,6 @@ __all__ = [
     "CannotRun",
     "Capabilities",
     "Capability",
-    "CapabilityState",
     "CompileOptions",
     "EvaluationError",
     "Job",
@@ -117,7 +112,6 @@ __all__ = [
     "Program",
     "Session",
     "State",
-    "Status",
     "Target",
     "TargetRequest",
     "TargetWorker",

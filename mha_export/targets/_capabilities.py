@@ -16,20 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mha_export.spec import AttentionSpec
+from mha_export.states import CapabilityState
 from mha_export.targets import _platform
 from mha_export.targets._features import features_of
 from mha_export.targets._target import Availability, Target
 
-CapabilityState = Literal[
-    "ok",
-    "imprecise",
-    "wrong",
-    "fallback",
-    "unsupported-at-load",
-    "unsupported-at-run",
-    "crash",
-    "not-probed",
-]
 USABLE: frozenset[str] = frozenset({"ok", "imprecise"})
 PLAIN_FORMS = frozenset({"primitive", "tiled", "grouped"})
 """Forms of ordinary operators only, which every runtime has: knowing nothing is no refusal."""

@@ -1,19 +1,10 @@
-"""What the JavaScript targets share: a Node process that serves a runtime, and its sessions.
-
-Tensors travel as files, requests and replies as lines of JSON (``js/serve.mjs``). The runtimes are
-npm packages in a folder of the user's cache (``scripts/setup_targets`` fills it).
-"""
+"""What the JavaScript targets share: sessions in a Node process (``_node.py``), and artifacts."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
-import os
 import re
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from mha_export.errors import TargetUnavailableError
 from mha_export.targets import _platform
 from mha_export.targets._files import float_nodes, pack, work_folder
+from mha_export.targets._node import FIX, NodeProcess, modules_folder, node_of
 from mha_export.targets._target import (
     Availability,
     Available,
@@ -34,15 +25,6 @@ from mha_export.targets._target import (
     State,
     Unavailable,
 )
-
-SCRIPTS = Path(__file__).parent / "js"
-FIX = "run scripts/setup_targets (it needs node and npm)"
-
-
-def modules_folder() -> Path:
-    """The folder whose ``node_modules`` holds the runtimes: ``MHA_EXPORT_NODE`` or in the cache."""
-    chosen = os.environ.get("MHA_EXPORT_NODE")
-    return Path(chosen) if chosen else _platform.cache_dir() / "node"
 
 
 def package_version(name: str) -> str | None:
@@ -80,26 +62,30 @@ class JsSession:
         self.device = ""
         self._inputs: list[str] = []
         self._outputs: list[str] = []
+        self._last: Mapping[str, np.ndarray] | None = None
         self._load()
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with tempfile.TemporaryDirectory(prefix="mha_export-js-") as name:
             folder = Path(name)
-            request = {"op": "run", "inputs": self._write(inputs, folder), "folder": name}
-            described = self._load().ask(request)["outputs"]
-            return {name: _read(described[name]) for name in self._outputs}
+            node = self._load()
+            described = node.ask(self._request("run", node, inputs, folder))["outputs"]
+            return {name: _read(described[name], folder) for name in self._outputs}
 
     def time(
         self, inputs: Mapping[str, np.ndarray], *, repeats: int, warmup: int
     ) -> Sequence[float]:
         with tempfile.TemporaryDirectory(prefix="mha_export-js-") as name:
-            written = self._write(inputs, Path(name))
-            request = {"op": "time", "inputs": written, "repeats": repeats, "warmup": warmup}
-            return [float(ms) for ms in self._load().ask(request)["times_ms"]]
+            node = self._load()
+            request = self._request("time", node, inputs, Path(name))
+            reply = node.ask(request | {"repeats": repeats, "warmup": warmup})
+            return [float(ms) for ms in reply["times_ms"]]
 
     def placement(self) -> Placement:
         if self._artifact.backend == "browser-webgpu":
             return webgpu_placement(self._load().ask({"op": "placement"})["lines"])
+        if self._artifact.backend == "directml":
+            return self._profiled("DmlExecutionProvider")
         count = float_nodes(self._model)
         return Placement(
             float_compute_nodes=count,
@@ -107,16 +93,26 @@ class JsSession:
             evidence=f"{self.device}: this build has no other provider",
         )
 
-    def _load(self) -> _Node:
-        """The Node process of this backend, with this session's model loaded in it.
+    def _profiled(self, provider: str) -> Placement:
+        """Run the last inputs again under the runtime's profiler."""
+        from mha_export.targets._ort_profile import placement_of
 
-        One process (one browser) serves all sessions of a backend in turn.
-        """
-        node = _node_of(self._artifact.backend)
+        if self._last is None:
+            return Placement(float_compute_nodes=0, on_target=0, evidence="nothing was run")
+        with tempfile.TemporaryDirectory(prefix="mha_export-js-") as name:
+            node, folder = self._load(), Path(name)
+            node.ask(self._request("profile", node, self._last, folder))
+            (profile,) = folder.glob("profile*.json")
+            events = json.loads(profile.read_text(encoding="utf-8"))
+        return placement_of(events, provider=provider)
+
+    def _load(self) -> NodeProcess:
+        """The Node process of this backend, with this session's model loaded in it."""
+        node = node_of(self._artifact.backend)
         if node.loaded is not self:
             request = {
                 "op": "load",
-                "model": str(self._model),
+                "model": node.path(self._model),
                 "options": dict(self._artifact.options),
             }
             node.loaded = None
@@ -126,7 +122,16 @@ class JsSession:
             self._inputs, self._outputs = answer["inputs"], answer["outputs"]
         return node
 
-    def _write(self, inputs: Mapping[str, np.ndarray], folder: Path) -> dict[str, Any]:
+    def _request(
+        self, op: str, node: NodeProcess, inputs: Mapping[str, np.ndarray], folder: Path
+    ) -> dict[str, Any]:
+        self._last = inputs
+        written = self._write(inputs, node, folder)
+        return {"op": op, "inputs": written, "folder": node.path(folder)}
+
+    def _write(
+        self, inputs: Mapping[str, np.ndarray], node: NodeProcess, folder: Path
+    ) -> dict[str, Any]:
         missing = set(self._inputs) - inputs.keys()
         if missing:
             raise ValueError(f"no array for input {sorted(missing)}; got {sorted(inputs)}")
@@ -138,13 +143,13 @@ class JsSession:
             described[name] = {
                 "type": array.dtype.name,
                 "dims": list(array.shape),
-                "file": str(file),
+                "file": node.path(file),
             }
         return described
 
 
-def _read(described: Mapping[str, Any]) -> np.ndarray:
-    data = Path(described["file"]).read_bytes()
+def _read(described: Mapping[str, Any], folder: Path) -> np.ndarray:
+    data = (folder / described["file"]).read_bytes()
     return np.frombuffer(data, dtype=described["type"]).reshape(described["dims"]).copy()
 
 
@@ -187,95 +192,6 @@ SHAPE_OPS = frozenset(
     }
 )
 """Ops the provider leaves to the CPU on purpose where they compute shapes; its log has no types."""
-
-
-_nodes: dict[str, _Node] = {}
-
-
-def _node_of(backend: str) -> _Node:
-    node = _nodes.get(backend)
-    if node is None or not node.alive:
-        node = _nodes[backend] = _Node(backend)
-        atexit.register(node.close)
-    return node
-
-
-class NodeEndedError(RuntimeError):
-    """The Node process died under a request: the runtime's crash, not its refusal."""
-
-
-class _Node:
-    """The Node process: one line asked, one line answered."""
-
-    loaded: JsSession | None = None
-    """Whose model it holds."""
-
-    def __init__(self, backend: str) -> None:
-        node = _platform.find_program("node")
-        if node is None:
-            raise TargetUnavailableError("node is not on the PATH", fix=FIX)
-        environ = dict(os.environ)
-        chromium = chromium_program()
-        if chromium is not None:
-            environ["MHA_EXPORT_CHROMIUM"] = str(chromium)
-        self._process = subprocess.Popen(
-            [str(node), str(SCRIPTS / "serve.mjs"), backend, str(modules_folder())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environ,
-            encoding="utf-8",
-        )
-        self._lock = threading.Lock()
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to one request.
-
-        Errors:
-            RuntimeError: the runtime refused; the message is its own.
-            NodeEndedError: Node died.
-        """
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with self._lock:
-            try:
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except OSError:
-                line = ""
-        if not line:
-            code = process.wait()
-            death = _platform.death_of(code)
-            raise NodeEndedError(f"node ended: {death or f'exit code {code}'}")
-        reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError(str(reply["error"]))
-        return reply
-
-    def close(self) -> None:
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-def chromium_program() -> Path | None:
-    """Chromium or Chrome: ``MHA_EXPORT_CHROMIUM``, else the usual names on the PATH."""
-    chosen = os.environ.get("MHA_EXPORT_CHROMIUM")
-    if chosen:
-        return Path(chosen)
-    return _platform.find_program("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,11 @@ def silence_crash_dialogs(*, system: str = SYSTEM) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
+def is_root() -> bool:
+    """Whether this process may make namespaces and mounts (never on Windows)."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 def usable_cpus() -> int:
     """Processors this process may use (affinity respected where the system has it)."""
     if hasattr(os, "sched_getaffinity"):

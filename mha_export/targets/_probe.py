@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from mha_export.spec import DType
+from mha_export.states import CapabilityState
 from mha_export.targets._capabilities import (
     Capabilities,
     Capability,
-    CapabilityState,
     read_cached,
     write_cached,
 )
@@ -235,6 +235,6 @@ def observe(target: str, precision: str | None, model: bytes, feeds: Sequence[Fe
 
 
 def _stage_of(error: Exception, refused: Literal["load", "run"]) -> Literal["load", "run", "crash"]:
-    from mha_export.targets._javascript import NodeEndedError
+    from mha_export.targets._node import NodeEndedError
 
     return "crash" if isinstance(error, NodeEndedError) else refused

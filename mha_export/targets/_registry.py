@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
+from mha_export.discovery import members
 from mha_export.errors import InputError
 from mha_export.targets._target import Available, Target
 
@@ -33,15 +31,7 @@ class TargetRequest:
 
 @cache
 def _registry() -> dict[str, Target]:
-    found: dict[str, Target] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name.startswith("_"):
-            continue
-        target = getattr(
-            importlib.import_module(f"mha_export.targets.{module.name}"), "TARGET", None
-        )
-        if target is not None:
-            found[target.name] = target
+    found = {target.name: target for target in members("mha_export.targets", "TARGET")}
     order = {name: place for place, name in enumerate(FIRST)}
     return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
 

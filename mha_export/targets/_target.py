@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -151,8 +151,3 @@ class Target(Protocol):
             RuntimeError: the runtime refused the graph; the message is its own.
         """
         ...
-
-
-Status = Literal[
-    "pass", "fail", "imprecise", "built", "fallback", "unsupported", "unavailable", "error"
-]

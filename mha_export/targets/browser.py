@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from mha_export.targets._javascript import (
     JsArtifact,
-    chromium_program,
     javascript_availability,
     pack_for_javascript,
     package_version,
 )
+from mha_export.targets._node import chromium_program
 from mha_export.targets._target import (
     Availability,
     Available,

@@ -1,4 +1,4 @@
-"""ONNX Runtime's DirectML provider, on Windows.
+"""ONNX Runtime's DirectML provider: on Windows, and on Linux in the lab of ``_directml_lab.py``.
 
 Facts this file rests on (DirectML 1.15, ONNX Runtime 1.30): the opset ceiling is 22 (from 23 on
 even Reshape falls to the CPU); there is no kernel for ai.onnx Attention, RotaryEmbedding and
@@ -12,7 +12,8 @@ import platform
 from importlib import metadata
 
 from mha_export.errors import TargetUnavailableError
-from mha_export.targets import _ort, _platform
+from mha_export.targets import _directml_lab, _ort, _platform
+from mha_export.targets._javascript import JsArtifact, pack_for_javascript
 from mha_export.targets._ort import SessionSetup
 from mha_export.targets._target import (
     Availability,
@@ -30,15 +31,23 @@ class DirectMlTarget:
     """ONNX Runtime on any DirectX 12 device."""
 
     name = "directml"
-    summary = "ONNX Runtime DirectML provider (Windows)"
+    summary = "ONNX Runtime DirectML provider (Windows; a lab on Linux)"
     precisions: tuple[str, ...] = ()
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 22
 
     def availability(self) -> Availability:
-        return availability_on(platform.system())
+        system = platform.system()
+        return availability_on_linux() if system == "Linux" else availability_on(system)
 
-    def compile(self, program: Program, options: CompileOptions) -> _ort.OrtArtifact:
+    def compile(self, program: Program, options: CompileOptions) -> _ort.OrtArtifact | JsArtifact:
+        if platform.system() == "Linux":
+            if _directml_lab.lab_versions() is None:
+                raise TargetUnavailableError(
+                    f"target 'directml': there is no lab in {_directml_lab.lab_folder()}",
+                    fix=_directml_lab.FIX,
+                )
+            return pack_for_javascript(program, options, backend="directml")
         ort = _ort.import_ort(self.name, FIX)
         if "DmlExecutionProvider" not in ort.get_available_providers():
             raise TargetUnavailableError(
@@ -53,7 +62,7 @@ class DirectMlTarget:
 
 
 def availability_on(system: str) -> Availability:
-    """Availability as of an operating system."""
+    """Availability as of an operating system, without a lab."""
     try:
         version = metadata.version("onnxruntime-directml")
     except metadata.PackageNotFoundError:
@@ -73,6 +82,32 @@ def availability_on(system: str) -> Availability:
         runtime="onnxruntime-directml",
         version=version,
         device="DirectX 12 device" if isinstance(state, Available) else None,
+    )
+
+
+def availability_on_linux() -> Availability:
+    """In the lab, where there is one."""
+    versions = _directml_lab.lab_versions()
+    if versions is None:
+        state: State = Unavailable(
+            reason="DirectML is part of Windows; this is Linux, without a DirectML lab",
+            fix=f"{FIX}; on Linux {_directml_lab.FIX}",
+        )
+        return Availability(build=state, run=state, runtime="onnxruntime-directml")
+    version = f"{versions['onnxruntime']} (DirectML {versions['directml']})"
+    if not _platform.is_root():
+        state = Unavailable(
+            reason=f"only root can enter the DirectML lab in {_directml_lab.lab_folder()}",
+            fix="run as root",
+        )
+    else:
+        state = Available(detail=f"onnxruntime-node {version} in {_directml_lab.lab_folder()}")
+    return Availability(
+        build=state,
+        run=state,
+        runtime="onnxruntime-node (win32)",
+        version=version,
+        device=f"software Vulkan (Mesa {versions['mesa']}) under Wine {versions['wine']}",
     )
 
 

@@ -15,6 +15,8 @@ from mha_export.targets import (
     Program,
     TargetWorker,
     Unavailable,
+    _node,
+    _platform,
     target_named,
 )
 from mha_export.targets import _javascript as javascript
@@ -110,7 +112,7 @@ def test_float_nodes_are_counted_by_type(tmp_path, program) -> None:
 
 def test_an_absent_package_says_how_to_get_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MHA_EXPORT_NODE", str(tmp_path))
-    monkeypatch.setattr(javascript._platform, "find_program", lambda *names: tmp_path / "node")
+    monkeypatch.setattr(_platform, "find_program", lambda *names: tmp_path / "node")
     for name in ("node", "wasm", "browser"):
         state = target_named(name).availability().run
         assert isinstance(state, Unavailable)
@@ -123,13 +125,13 @@ def test_without_node_the_fix_is_node(tmp_path, monkeypatch) -> None:
     package.mkdir(parents=True)
     (package / "package.json").write_text(json.dumps({"version": "9.9.9"}))
     monkeypatch.setenv("MHA_EXPORT_NODE", str(tmp_path))
-    monkeypatch.setattr(javascript._platform, "find_program", lambda *names: None)
+    monkeypatch.setattr(_platform, "find_program", lambda *names: None)
     availability = target_named("node").availability()
     assert availability.version == "9.9.9"
     assert isinstance(availability.run, Unavailable)
     assert "Node.js" in availability.run.fix
     with pytest.raises(TargetUnavailableError):
-        javascript._Node("node")
+        _node.NodeProcess("node")
 
 
 LOG = """

@@ -7,11 +7,10 @@ a reader can't state exactly it rejects, with the attribute or input that stops 
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 
 import onnx_ir as ir
 
+from mha_export.discovery import members
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._site import Rejection, Site
 from mha_export.recognise.fused._node import FusedNode, Reader, Refused
@@ -22,12 +21,7 @@ __all__ = ["Reader", "is_fused", "read_fused", "readers"]
 @functools.cache
 def readers() -> dict[tuple[str, str], Reader]:
     """Every reader by (domain, op type)."""
-    found: dict[tuple[str, str], Reader] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            reader: Reader = importlib.import_module(f"{__name__}.{module.name}").READER
-            found[(reader.domain, reader.op_type)] = reader
-    return found
+    return {(reader.domain, reader.op_type): reader for reader in members(__name__, "READER")}
 
 
 def is_fused(node: ir.Node) -> bool:

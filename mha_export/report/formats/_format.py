@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from mha_export.discovery import members
 from mha_export.report._merge import Report
 
 
@@ -31,9 +29,5 @@ class Format(Protocol):
 @cache
 def all_formats() -> tuple[Format, ...]:
     """Every format of this package, in the order of their names."""
-    found = []
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not module.name.startswith("_"):
-            loaded = importlib.import_module(f"mha_export.report.formats.{module.name}")
-            found.append(loaded.FORMAT)
+    found = members("mha_export.report.formats", "FORMAT")
     return tuple(sorted(found, key=lambda item: item.name))

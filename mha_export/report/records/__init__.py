@@ -8,7 +8,6 @@ from mha_export.report.records._codec import Record, to_plain
 from mha_export.report.records._compare import ComparisonRecord, SideRecord, SitePairRecord
 from mha_export.report.records._doctor import (
     CapabilityRecord,
-    CapabilityState,
     DoctorRecord,
     StateRecord,
     TargetRecord,
@@ -51,7 +50,6 @@ from mha_export.report.records._version import SCHEMA_VERSION
 __all__ = [
     "SCHEMA_VERSION",
     "CapabilityRecord",
-    "CapabilityState",
     "CaseRecord",
     "CaseStatus",
     "ComparisonRecord",

@@ -8,17 +8,7 @@ from typing import Literal
 from mha_export.report.records._codec import Record
 from mha_export.report.records._machine import MachineRecord
 from mha_export.report.records._version import SCHEMA_VERSION
-
-CapabilityState = Literal[
-    "ok",
-    "imprecise",
-    "wrong",
-    "fallback",
-    "unsupported-at-load",
-    "unsupported-at-run",
-    "crash",
-    "not-probed",
-]
+from mha_export.states import CapabilityState
 
 
 @dataclass(frozen=True, kw_only=True)
