@@ -49,7 +49,10 @@ class ScoreMask:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryTables:
-    """Cosine and sine of the angles, each row of width r/2 (``half_width``) or r (halves repeated).
+    """Cosine and sine of the angles, each row of width r/2 (``half_width``) or r.
+
+    A row of width r holds each pair's angle twice, where the style puts the pair: ``c0 c1 c0 c1``
+    for half, ``c0 c0 c1 c1`` for interleaved.
 
     ``cos`` and ``sin`` are [b or 1, s, width] without ``position_ids``, or [positions, width] with
     ``position_ids`` [b, s] int64.

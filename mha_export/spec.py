@@ -328,6 +328,39 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JointSpec:
+    """A second stream of tokens in the same attention (MMDiT: Esser et al. 2024).
+
+    Each stream has projections and qk-norm of its own; queries, keys and values of both are joined
+    along the length, the stream of the hidden states first::
+
+        q = [norm_1(x_1 W_Q1) ; norm_2(x_2 W_Q2)]        key, value likewise
+        y = attention(q, key, value)                     q_len = kv_len = s_1 + s_2
+        y_1 = y[:s_1] W_O1 ;  y_2 = y[s_1:] W_O2
+
+    Biases and whether ``W_O`` follows are those of :class:`ProjectionSpec`, for both.
+
+    Attributes:
+        lengths: s_1 and s_2.
+        d_model: width of the second stream; None: that of the first.
+        qk_norm: of each stream before they are joined, each with weights of its own.
+        output: whether the second stream comes out again (the last layer of a model drops it).
+    """
+
+    lengths: tuple[Dim, Dim]
+    d_model: int | None = None
+    qk_norm: QkNormSpec | None = None
+    output: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) != 2:
+            raise SpecError(
+                f"projections.joint.lengths has {len(self.lengths)} entries; expected the lengths "
+                "of two streams"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProjectionSpec:
     """The linear layers around the attention: ``query = x W_Q + b_Q`` and so on.
 
@@ -338,6 +371,7 @@ class ProjectionSpec:
             ``interleaved`` one weight whose columns go head by head [q0 k0 v0 q1 k1 v1 ...]
             (per key/value group: its query heads, then k, then v).
         output: whether ``W_O`` [h*e, d_model] follows.
+        joint: a second stream with projections of its own.
     """
 
     d_model: int
@@ -348,10 +382,15 @@ class ProjectionSpec:
     v_bias: bool = False
     output: bool = True
     output_bias: bool = False
+    joint: JointSpec | None = None
 
     def __post_init__(self) -> None:
         if self.d_model < 1:
             raise SpecError(f"projections.d_model is {self.d_model}; expected 1 or more")
+        if self.joint is not None and self.packing != "separate":
+            raise SpecError(
+                f"projections.packing is {self.packing} beside projections.joint; expected separate"
+            )
         if self.packing != "separate" and self.kv_d_model not in (None, self.d_model):
             raise SpecError(
                 f"packed projections read one input, but kv_d_model {self.kv_d_model} "
@@ -462,6 +501,41 @@ class AttentionSpec:
             )
         if self.combine == "mean" and self.projections is not None and self.projections.output:
             raise SpecError("combine: mean is not followed by an output projection here")
+        if self.projections is not None and self.projections.joint is not None:
+            self._check_joint()
+        if self.latent is not None:
+            self._check_latent(self.latent)
+
+    def _check_latent(self, latent: LatentSpec) -> None:
+        if latent.absorbed:
+            expected = {
+                "kv_heads": (self.kv_heads, 1),
+                "head_dim": (self.head_dim, latent.kv_rank + latent.rope_dim),
+                "v_head_dim": (self.value_dim, latent.kv_rank),
+                "value_source": (self.value_source, "key_prefix"),
+            }
+        else:
+            expected = {"head_dim": (self.head_dim, latent.nope_dim + latent.rope_dim)}
+        for name, (found, wanted) in expected.items():
+            if found != wanted:
+                kind = "absorbed" if latent.absorbed else "materialised"
+                raise SpecError(f"{name} is {found}; {kind} latent attention has {wanted}")
+        if self.rotary is not None and self.rotary.dim > latent.rope_dim:
+            raise SpecError(f"rotary.dim {self.rotary.dim} is above latent.rope_dim")
+
+    def _check_joint(self) -> None:
+        beside = {
+            "cross": self.cross,
+            "cache": self.cache is not None,
+            "latent": self.latent is not None,
+            "qk_norm (state projections.joint.qk_norm)": self.qk_norm is not None,
+            "value_source: key_prefix": self.value_source != "own",
+            "combine: mean": self.combine == "mean",
+            "a kv_len other than q_len": self.kv_len != self.q_len,
+        }
+        for name, here in beside.items():
+            if here:
+                raise SpecError(f"projections.joint does not go with {name}")
 
     @property
     def value_dim(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mha_export.bounds._lost import lost_by_keys, lost_by_queries, normalised
 from mha_export.bounds._plain import (
     ENSEMBLE,
     NUMPY,
@@ -19,7 +20,7 @@ from mha_export.oracle import OracleInputs, OracleResult
 from mha_export.oracle._inputs import geometry_of
 from mha_export.oracle._mask import MINIMUM
 from mha_export.oracle._rotary import rotate_all_keys, rotate_new
-from mha_export.spec import AttentionSpec, DType, EmptyRow, QkNormSpec, QkOutput
+from mha_export.spec import AttentionSpec, DType, EmptyRow, QkOutput
 
 _ABSORBS = 0.25
 """Of the lowest finite number: what is added and lies below this absorbs every score."""
@@ -134,9 +135,10 @@ def _score_rounding(
     """
     q_squared, k_squared = np.square(problem.q_bhsd), np.square(kt)
     products = np.sqrt(np.matmul(q_squared, k_squared))
+    q_lost = np.broadcast_to(problem.q_lost, q_squared.shape)
     lost = np.sqrt(
-        np.matmul(q_squared * np.square(problem.q_cancelled), k_squared)
-        + np.matmul(q_squared, k_squared * np.square(_of_query_heads(problem, kt)))
+        np.matmul(np.square(q_lost), k_squared)
+        + np.matmul(q_squared, np.square(_of_query_heads(problem, kt)))
     )
     score = np.abs(np.matmul(problem.q_bhsd, kt))
     summing = _accumulator(dtype) / unit_roundoff(dtype) * np.sqrt(kt.shape[-2])
@@ -145,9 +147,9 @@ def _score_rounding(
 
 
 def _of_query_heads(problem: ScoreProblem, kt: np.ndarray) -> np.ndarray:
-    """``k_cancelled`` [b,h,1,1], as ``kt`` [b,h,d,t] repeats its heads."""
-    cancelled = np.broadcast_to(problem.k_cancelled, (*problem.k_bktd.shape[:2], 1, 1))
-    return np.repeat(cancelled, kt.shape[1] // cancelled.shape[1], axis=1)
+    """``k_lost`` [b,h,d,t], as ``kt`` [b,h,d,t] repeats its heads."""
+    lost = np.swapaxes(np.broadcast_to(problem.k_lost, problem.k_bktd.shape), -1, -2)
+    return np.repeat(lost, kt.shape[1] // lost.shape[1], axis=1)
 
 
 def _accumulator(dtype: DType) -> float:
@@ -162,7 +164,7 @@ def score_problem(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult
         mha_export.errors.InputError: ``exact`` was evaluated without its scores.
     """
     geometry = geometry_of(spec, inputs)
-    query = _normalised(spec.qk_norm, inputs.query, inputs.q_norm_weight, inputs.q_norm_bias)
+    query = normalised(spec.qk_norm, inputs.query, inputs.q_norm_weight, inputs.q_norm_bias)
     query, _ = rotate_new(spec, inputs, geometry, query, inputs.key.astype(np.float64))
     key = rotate_all_keys(spec, inputs, exact.present_key)
     value = key[..., : spec.value_dim] if exact.present_value is None else exact.present_value
@@ -178,12 +180,8 @@ def score_problem(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult
         scale=spec.effective_scale,
         softcap=spec.softcap,
         sinks_h=None if inputs.sinks is None else inputs.sinks.astype(np.float64),
-        q_cancelled=_cancelled(spec.qk_norm, inputs.query),
-        k_cancelled=(
-            np.max(_cancelled(spec.qk_norm, inputs.key), axis=2, keepdims=True)
-            if spec.qk_norm is not None and spec.qk_norm.key
-            else 0.0
-        ),
+        q_lost=lost_by_queries(spec, inputs, query),
+        k_lost=lost_by_keys(spec, inputs, key),
     )
 
 
@@ -215,7 +213,13 @@ def error_bounds(spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult)
 def score_bounds(
     spec: AttentionSpec, inputs: OracleInputs, exact: OracleResult, kind: QkOutput
 ) -> ErrorBounds:
-    """Bounds of every entry [b,h,s,t] of a score tensor that is also an output."""
+    """Bounds of every entry [b,h,s,t] of a score tensor that is also an output.
+
+    ``raw``: the error of the product, and two roundings (scale, result). ``capped``: that error
+    times the slope of the cap, ``1 - (capped / c)^2``, and four (quotient, tanh to a unit in the
+    last place, product). ``masked``: three more of what is added (a slope times a distance, the
+    bias, their sum) and one of the sum. ``probabilities``: the context of an identity as values.
+    """
     problem = score_problem(spec, inputs, exact)
     scores = exact.scores(kind)
     if kind is QkOutput.PROBABILITIES:
@@ -245,15 +249,33 @@ def score_bounds(
             )
             error = np.abs(plain.astype(np.float64) - exact.scores(QkOutput.RAW))
             worst = np.maximum(worst, np.where(np.isfinite(error), error, 0.0))
-    size = _score_rounding(problem, k, _roundings(spec), spec.io_dtype)
-    finite = np.where(np.isfinite(scores), np.abs(scores), 0.0)
-    floor = unit_roundoff(spec.io_dtype) * (size + 2.0 * finite)
+    slope, rounded = _after_product(problem, exact, kind)
+    worst = slope * worst
+    size = slope * _score_rounding(problem, k, _roundings(spec), spec.io_dtype)
+    floor = unit_roundoff(spec.io_dtype) * (size + rounded)
     return ErrorBounds(
         ensemble=worst,
         floor=floor,
-        coarse=np.sqrt(unit_roundoff(spec.io_dtype)) * (size + finite) + 2.0 * worst + floor,
+        coarse=np.sqrt(unit_roundoff(spec.io_dtype)) * (size + rounded) + 2.0 * worst + floor,
         overflow=np.zeros(scores.shape, dtype=bool),
     )
+
+
+def _after_product(
+    problem: ScoreProblem, exact: OracleResult, kind: QkOutput
+) -> tuple[np.ndarray | float, np.ndarray]:
+    """How much of a raw score's error is left of it, and what is rounded on the way (times u)."""
+    raw, capped = exact.scores(QkOutput.RAW), exact.scores(QkOutput.CAPPED)
+    slope: np.ndarray | float = 1.0
+    rounded = 2.0 * np.abs(raw)
+    if kind is not QkOutput.RAW and problem.softcap is not None:
+        slope = 1.0 - np.square(capped / problem.softcap)
+        rounded = 4.0 * np.abs(capped)
+    if kind is QkOutput.MASKED:
+        masked = exact.scores(QkOutput.MASKED)
+        added = np.where(np.isfinite(problem.additive_bhst), np.abs(problem.additive_bhst), 0.0)
+        rounded = rounded + 3.0 * added + np.where(np.isfinite(masked), np.abs(masked), 0.0)
+    return slope, rounded
 
 
 def copy_floor(spec: AttentionSpec, exact: np.ndarray) -> np.ndarray:
@@ -284,44 +306,3 @@ def _averaged(bounds: ErrorBounds) -> ErrorBounds:
         coarse=bounds.coarse.mean(axis=1),
         overflow=np.any(bounds.overflow, axis=1),
     )
-
-
-def _cancelled(norm: QkNormSpec | None, x_bhsd: np.ndarray) -> np.ndarray:
-    """Roundings [b,h,s,1] that taking the mean off costs: ``(rms(x) + |mean|) / std``, over 1.
-
-    Two nearly equal channels keep few digits of their difference (Higham 2002, 1.7); the norm then
-    scales what is left, rounding and all, to size 1.
-    """
-    b, h, s, _ = x_bhsd.shape
-    if norm is None or norm.kind != "layer":
-        return np.zeros((b, h, s, 1))
-    x = x_bhsd.astype(np.float64)
-    axes = (1, 3) if norm.over == "hidden" else (3,)
-    mean = x.mean(axis=axes, keepdims=True)
-    rms = np.sqrt(np.square(x).mean(axis=axes, keepdims=True))
-    std = np.sqrt(np.square(x - mean).mean(axis=axes, keepdims=True) + norm.epsilon)
-    return np.broadcast_to(np.maximum((rms + np.abs(mean)) / std - 1.0, 0.0), (b, h, s, 1))
-
-
-def _normalised(
-    norm: QkNormSpec | None, x_bhsd: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None
-) -> np.ndarray:
-    x = x_bhsd.astype(np.float64)
-    if norm is None:
-        return x
-    axes = (1, 3) if norm.over == "hidden" else (3,)
-    if norm.kind == "layer":
-        x = x - x.mean(axis=axes, keepdims=True)
-    if norm.kind == "l2":
-        length = np.sqrt(np.square(x).sum(axis=axes, keepdims=True))
-        x = x / np.maximum(length, norm.epsilon)
-    else:
-        x = x / np.sqrt(np.square(x).mean(axis=axes, keepdims=True) + norm.epsilon)
-    b, h, s, d = x.shape
-    shape = (1, h, 1, d) if norm.over == "hidden" else (1, 1, 1, d)
-    if weight is not None:
-        x = x * weight.astype(np.float64).reshape(shape)
-    if bias is not None:
-        x = x + bias.astype(np.float64).reshape(shape)
-    result: np.ndarray = x.reshape(b, h, s, d)
-    return result

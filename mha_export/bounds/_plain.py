@@ -49,11 +49,11 @@ class ScoreProblem:
     scale: float
     softcap: float | None = None
     sinks_h: np.ndarray | None = None
-    q_cancelled: np.ndarray | float = 0.0
-    """How many roundings more each query row has, where a mean was taken off it: broadcastable to
-    [b,h,s,1]."""
-    k_cancelled: np.ndarray | float = 0.0
-    """The same of the keys: broadcastable to [b,k,t,1]."""
+    q_lost: np.ndarray | float = 0.0
+    """What cancelled in each query channel before the product, in units of u: a mean taken off, the
+    partner of a rotated pair. Absolute, broadcastable to [b,h,s,d]."""
+    k_lost: np.ndarray | float = 0.0
+    """The same of the keys: broadcastable to [b,k,t,d]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ import math
 import onnx_ir as ir
 
 from mha_export.forms._layout import Sizes, lowest
-from mha_export.forms._mask import Mask, added_parts, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import added_parts, hiding_parts
 from mha_export.forms._rows import absorbing_fill, policy_of
 from mha_export.forms._scope import Scope
 from mha_export.forms._sink import with_sink_column

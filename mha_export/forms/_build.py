@@ -13,6 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from mha_export.errors import InputError
 from mha_export.forms._form import Emitted, Form, FormParams
 from mha_export.forms._inputs import GraphInputs, bind, cached_length
+from mha_export.forms._joint import leave_joint
 from mha_export.forms._layout import as_layout, ir_dtype
 from mha_export.forms._project import Weights, expand_absorbed, linear
 from mha_export.forms._scope import Scope
@@ -44,8 +45,8 @@ def build_model(
     Inputs are named as the operands: ``query``, ``key``, ``value`` [b, length, heads * dim], or
     ``hidden_states`` (and ``encoder_hidden_states``) where the spec states projections; then
     ``past_key``, ``keep``, ``bias``, ``key_padding``, ``kv_lengths`` and so on. Outputs:
-    ``output`` [b, s, m], ``present_key``, ``present_value``, ``qk_output``. Symbolic dimensions
-    stay symbolic.
+    ``output`` [b, s, m] (and ``encoder_output`` of a second stream), ``present_key``,
+    ``present_value``, ``qk_output``. Symbolic dimensions stay symbolic.
 
     Args:
         form: how to state it.
@@ -71,7 +72,7 @@ def build_model(
     before = len(scope.nodes)
     emitted = form.emit(scope, spec, params, operands)
     _mark(scope.nodes[before:], form, spec)
-    outputs = _outputs(scope, spec, bound, emitted)
+    outputs = _outputs(scope, spec, bound, emitted, inputs)
     # Weights that became inputs come last: what a caller feeds at every run comes first.
     given = [value for value in inputs.values if value.name not in bound]
     given += [value for value in inputs.values if value.name in bound]
@@ -116,17 +117,9 @@ def _mark(nodes: list[ir.Node], form: Form, spec: AttentionSpec) -> None:
 
 
 def _outputs(
-    scope: Scope, spec: AttentionSpec, weights: Weights, emitted: Emitted
+    scope: Scope, spec: AttentionSpec, weights: Weights, emitted: Emitted, inputs: GraphInputs
 ) -> list[ir.Value]:
-    output = emitted.output
-    if spec.latent is not None and spec.latent.absorbed and spec.projections is not None:
-        output = expand_absorbed(scope, spec, spec.latent, weights, output)
-    merged = as_layout(scope, output, Layout.BSM).value
-    width = output.heads * output.dim
-    if spec.projections is not None and spec.projections.output:
-        merged = linear(scope, merged, weights, "o", dtype=ir_dtype(spec.io_dtype))
-        width = spec.projections.d_model
-    made = [_named(merged, "output", [spec.batch, spec.q_len, width], spec.io_dtype)]
+    made = _context(scope, spec, weights, emitted.output, inputs)
     for name, heads in (
         ("present_key", emitted.present_key),
         ("present_value", emitted.present_value),
@@ -138,6 +131,37 @@ def _outputs(
         shape: list[Dim] = [spec.batch, spec.q_heads, spec.q_len, kv_len]
         made.append(_named(emitted.qk_output, "qk_output", shape, spec.io_dtype))
     return made
+
+
+def _context(
+    scope: Scope, spec: AttentionSpec, weights: Weights, output: Heads, inputs: GraphInputs
+) -> list[ir.Value]:
+    """``output`` [b, s, m], and ``encoder_output`` of a second stream."""
+    projections = spec.projections
+    if projections is not None and projections.joint is not None:
+        joint = projections.joint
+        parts = leave_joint(scope, spec, joint, weights, output, inputs.values[0])
+        width = output.heads * output.dim
+        widths = [projections.d_model, joint.d_model or projections.d_model]
+        return [
+            _named(
+                part,
+                name,
+                [spec.batch, length, own if projections.output else width],
+                spec.io_dtype,
+            )
+            for part, name, length, own in zip(
+                parts, ("output", "encoder_output"), joint.lengths, widths, strict=False
+            )
+        ]
+    if spec.latent is not None and spec.latent.absorbed and spec.projections is not None:
+        output = expand_absorbed(scope, spec, spec.latent, weights, output)
+    merged = as_layout(scope, output, Layout.BSM).value
+    width = output.heads * output.dim
+    if spec.projections is not None and spec.projections.output:
+        merged = linear(scope, merged, weights, "o", dtype=ir_dtype(spec.io_dtype))
+        width = spec.projections.d_model
+    return [_named(merged, "output", [spec.batch, spec.q_len, width], spec.io_dtype)]
 
 
 def _present_shape(spec: AttentionSpec, heads: Heads) -> list[Dim]:

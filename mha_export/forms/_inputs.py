@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from mha_export.forms._joint import project_joint
 from mha_export.forms._layout import Sizes, cast, ints, ir_dtype, unsqueeze
 from mha_export.forms._positions import is_square
 from mha_export.forms._project import Weights, packed_projection, project
@@ -14,7 +15,7 @@ from mha_export.forms._scope import Scope
 from mha_export.forms._tables import cache_tables
 from mha_export.forms._weights import side_shapes
 from mha_export.operands import Heads, Layout, Operands, RotaryTables
-from mha_export.spec import AttentionSpec, CacheSpec, Dim, RotarySpec
+from mha_export.spec import AttentionSpec, CacheSpec, Dim, ProjectionSpec, RotarySpec
 
 _INT64 = ir.DataType.INT64
 
@@ -59,20 +60,20 @@ def bind(scope: Scope, spec: AttentionSpec, inputs: GraphInputs, weights: Weight
     """Declare the inputs the spec needs, emit its projections, and bind the operands.
 
     Without projections the inputs are ``query``, ``key``, ``value`` [b, length, heads * dim];
-    with them ``hidden_states`` [b, s, m], and ``encoder_hidden_states`` for cross attention.
+    with them ``hidden_states`` [b, s, m], and ``encoder_hidden_states`` for cross attention and
+    for the second stream of a joint one.
     """
     projection = None
     if spec.projections is None:
         query, key, value = _bare(spec, inputs)
     else:
-        width = spec.projections.d_model
-        x = inputs.add("hidden_states", [spec.batch, spec.q_len, width])
-        memory = x
-        if spec.cross:
-            m_kv = spec.projections.kv_d_model or width
-            memory = inputs.add("encoder_hidden_states", [spec.batch, spec.kv_len, m_kv])
-        query, key, value = project(scope, spec, weights, x, memory)
-        projection = packed_projection(scope, spec, weights, x)
+        x, memory = _states(spec, spec.projections, inputs)
+        if spec.projections.joint is not None:
+            joint = spec.projections.joint
+            query, key, value = project_joint(scope, spec, joint, weights, (x, memory))
+        else:
+            query, key, value = project(scope, spec, weights, x, memory)
+            projection = packed_projection(scope, spec, weights, x)
     past_key, past_value = _cache(spec, inputs)
     b, t = spec.batch, spec.kv_len if not is_square(spec) else spec.q_len
     mask = spec.mask
@@ -101,6 +102,25 @@ def bind(scope: Scope, spec: AttentionSpec, inputs: GraphInputs, weights: Weight
         k_norm_bias=side.get("k_norm_bias"),
     )
     return _with_rotary(scope, spec, inputs, operands)
+
+
+def _states(
+    spec: AttentionSpec, projections: ProjectionSpec, inputs: GraphInputs
+) -> tuple[ir.Value, ir.Value]:
+    """What queries are made from, and keys and values; the second stream of a joint attention."""
+    width, joint = projections.d_model, projections.joint
+    if joint is not None:
+        first, second = joint.lengths
+        other = width if joint.d_model is None else joint.d_model
+        return (
+            inputs.add("hidden_states", [spec.batch, first, width]),
+            inputs.add("encoder_hidden_states", [spec.batch, second, other]),
+        )
+    x = inputs.add("hidden_states", [spec.batch, spec.q_len, width])
+    if not spec.cross:
+        return x, x
+    m_kv = projections.kv_d_model or width
+    return x, inputs.add("encoder_hidden_states", [spec.batch, spec.kv_len, m_kv])
 
 
 def _bare(spec: AttentionSpec, inputs: GraphInputs) -> tuple[Heads, Heads, Heads]:

@@ -24,51 +24,14 @@ from mha_export.forms._layout import (
     reduce,
     unsqueeze,
 )
+from mha_export.forms._mask_parts import PAIRWISE_PARTS, hiding_parts, may_be_shorter
 from mha_export.forms._positions import Offset, offset_of
 from mha_export.forms._scope import Scope
 from mha_export.operands import Operands, ScoreMask
-from mha_export.spec import AttentionSpec, Dim, MaskSpec
+from mha_export.spec import AttentionSpec
 
 _INT64 = ir.DataType.INT64
 _BOOL = ir.DataType.BOOL
-
-
-_POSITION_PARTS = frozenset({"causal", "left_window", "right_window", "block", "documents"})
-"""Parts that compare each query's position with each key's: their tensor is [.., s, t]."""
-
-
-def hiding_parts(spec: AttentionSpec) -> frozenset[str]:
-    """Names of the parts of a spec that can forbid a pair."""
-    mask = spec.mask
-    present = {
-        "causal": mask.causal is not None,
-        "left_window": mask.left_window is not None,
-        "right_window": mask.right_window is not None,
-        "keep": mask.keep is not None,
-        "padding": mask.padding,
-        "lengths": spec.uses_lengths,
-        "block": mask.block is not None,
-        "documents": mask.documents,
-        "bias": mask.bias is not None and may_be_shorter(mask.bias, spec),
-    }
-    return frozenset(name for name, here in present.items() if here)
-
-
-def added_parts(mask: MaskSpec) -> tuple[str, ...]:
-    """Names of the parts that are added to the scores."""
-    return tuple(
-        name
-        for name, here in (
-            ("bias", mask.bias is not None),
-            ("alibi", mask.alibi_slopes is not None),
-        )
-        if here
-    )
-
-
-def may_be_shorter(shape: tuple[Dim, ...], spec: AttentionSpec) -> bool:
-    """Whether a mask operand's last axis may hold fewer keys than there are."""
-    return shape[-1] != spec.kv_len
 
 
 class Mask:
@@ -175,7 +138,7 @@ class Mask:
         if spec.mask.alibi_slopes is not None:
             return True
         if source is None or not parts:
-            return bool(parts & _POSITION_PARTS)
+            return bool(parts & PAIRWISE_PARTS)
         shape = source.value.shape
         known = None if shape is None or len(shape) != 4 else [_dim(size) for size in shape]
         return known is not None and known[2:] == [spec.q_len, spec.kv_len]

@@ -17,7 +17,8 @@ from mha_export.forms._layout import (
     reduce,
     repeat_kv,
 )
-from mha_export.forms._mask import Mask, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._scope import Scope
 from mha_export.operands import Heads, Layout
 from mha_export.spec import AttentionSpec, DType, EmptyRow

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from mha_export.forms._form import Form, FormParams, Unsupported
+from collections.abc import Callable, Mapping
+
+from mha_export.forms._form import Form, FormParams, Supported, Unsupported
 from mha_export.forms._layout import lowest
 from mha_export.spec import AttentionSpec, EmptyRow
+
+
+def verdict(
+    form: Form,
+    spec: AttentionSpec,
+    params: FormParams,
+    *refusals: Unsupported | None,
+    means: Callable[[], Mapping[str, str]] = dict,
+) -> Supported | Unsupported:
+    """What :meth:`Form.supports` answers: the first refusal, else what is said by other means."""
+    refusal = first_refusal(common_refusal(form, spec, params), *refusals)
+    return Supported(by_other_means=means()) if refusal is None else refusal
 
 
 def first_refusal(*checks: Unsupported | None) -> Unsupported | None:
@@ -45,3 +59,10 @@ def means_around(spec: AttentionSpec, params: FormParams, *, cache_in_op: bool) 
     if spec.combine == "mean":
         means["combine"] = "ReduceMean after the op"
     return means
+
+
+def means_of_softmax(spec: AttentionSpec) -> dict[str, str]:
+    """Ops without a word for the precision of softmax compute it as their kernels do."""
+    if spec.effective_softmax_dtype is spec.io_dtype:
+        return {}
+    return {"softmax_dtype": "the op's own precision"}

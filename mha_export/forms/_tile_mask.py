@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from mha_export.forms._counts import Count, Counts, Span
 from mha_export.forms._layout import Sizes, cast, dimension, ints, numpy_dtype, unsqueeze
-from mha_export.forms._mask import Mask, added_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import added_parts
 from mha_export.forms._scope import Scope
 from mha_export.operands import Operands, ScoreMask
 from mha_export.spec import AttentionSpec, Dim, MaskSpec

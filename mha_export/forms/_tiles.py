@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 from mha_export.forms._counts import Count, Counts, Span, same
 from mha_export.forms._layout import Sizes, cast, reduce
-from mha_export.forms._mask import added_parts, hiding_parts
+from mha_export.forms._mask_parts import added_parts, hiding_parts
 from mha_export.forms._positions import Offset, is_square, offset_of
 from mha_export.forms._scope import Scope
 from mha_export.forms._tile_mask import POSITION_PARTS

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from mha_export.errors import InputError
 from mha_export.forms._layout import numpy_dtype
-from mha_export.spec import AttentionSpec, LatentSpec, ProjectionSpec
+from mha_export.spec import AttentionSpec, LatentSpec, ProjectionSpec, QkNormSpec
+
+SECOND_STREAM = "encoder_"
+"""Before the name of a weight of a joint attention's second stream."""
 
 
 def weight_shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
@@ -24,23 +28,51 @@ def weight_shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
     """
     if spec.projections is None:
         return {}
+    joint = spec.projections.joint
+    if joint is not None:
+        first = _stream_shapes(spec, spec.projections, joint.qk_norm)
+        width = spec.projections.d_model if joint.d_model is None else joint.d_model
+        stated = replace(spec.projections, d_model=width)
+        if not joint.output:
+            stated = replace(stated, output=False)
+        second = _stream_shapes(spec, stated, joint.qk_norm)
+        shared = side_shapes(spec)
+        return first | {SECOND_STREAM + name: shape for name, shape in second.items()} | shared
     inner = (
         _linear_shapes(spec, spec.projections)
         if spec.latent is None
         else _latent_shapes(spec, spec.latent, spec.projections)
     )
-    shapes = inner | side_shapes(spec)
-    if spec.projections.output:
-        shapes["w_o"] = (merged_width(spec), spec.projections.d_model)
-        if spec.projections.output_bias:
-            shapes["b_o"] = (spec.projections.d_model,)
+    return inner | side_shapes(spec) | _output_shapes(spec, spec.projections)
+
+
+def _stream_shapes(
+    spec: AttentionSpec, projections: ProjectionSpec, norm: QkNormSpec | None
+) -> dict[str, tuple[int, ...]]:
+    """One of two streams: linear layers, qk-norm and output projection."""
+    inner = _linear_shapes(spec, projections) | _norm_shapes(spec, norm)
+    return inner | _output_shapes(spec, projections)
+
+
+def _output_shapes(spec: AttentionSpec, projections: ProjectionSpec) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    if projections.output:
+        shapes["w_o"] = (merged_width(spec), projections.d_model)
+        if projections.output_bias:
+            shapes["b_o"] = (projections.d_model,)
     return shapes
 
 
 def side_shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
     """Sinks and qk-norm weights: weights of a layer, inputs of a bare attention."""
+    shapes = _norm_shapes(spec, spec.qk_norm)
+    if spec.sinks:
+        shapes["sinks"] = (spec.q_heads,)
+    return shapes
+
+
+def _norm_shapes(spec: AttentionSpec, norm: QkNormSpec | None) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    norm = spec.qk_norm
     if norm is not None:
         whole = norm.over == "hidden"
         widths = {"q": spec.head_dim * (spec.q_heads if whole else 1)}
@@ -49,8 +81,6 @@ def side_shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
         for part, stated in (("weight", norm.weight), ("bias", norm.bias)):
             if stated:
                 shapes |= {f"{name}_norm_{part}": (width,) for name, width in widths.items()}
-    if spec.sinks:
-        shapes["sinks"] = (spec.q_heads,)
     return shapes
 
 

@@ -27,13 +27,14 @@ from mha_export.forms._layout import (
     as_layout,
     ir_dtype,
 )
-from mha_export.forms._mask import Mask, added_parts, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import added_parts, hiding_parts
 from mha_export.forms._positions import Offset, offset_of
 from mha_export.forms._prepare import Prepared, finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import Scope
 from mha_export.forms._sink import with_extra_key
-from mha_export.forms._support import common_refusal, first_refusal, means_around
+from mha_export.forms._support import means_around, verdict
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, EmptyRow, QkOutput
 
@@ -52,10 +53,9 @@ class OnnxForm:
     summary: str = "one ai.onnx Attention node (opset 23, 24 or 25)"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = first_refusal(common_refusal(self, spec, params), _refusal(spec))
-        if refusal is not None:
-            return refusal
-        return Supported(by_other_means=_by_other_means(spec, params))
+        return verdict(
+            self, spec, params, _refusal(spec), means=lambda: _by_other_means(spec, params)
+        )
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
@@ -87,6 +87,11 @@ def _refusal(spec: AttentionSpec) -> Unsupported | None:
         )
     if spec.qk_output is QkOutput.MASKED and spec.mask.fill == "min":
         return Unsupported(feature="qk_output", needs="fill '-inf' or a finite fill")
+    if spec.qk_output is QkOutput.MASKED and spec.mask.bias is not None:
+        return Unsupported(
+            feature="qk_output",
+            needs="a form that adds a bias as it is (primitive): here its minimum is halved",
+        )
     return None
 
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
 from mha_export.forms._layout import Sizes, ir_dtype
-from mha_export.forms._mask import Mask, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._positions import Offset, offset_of
 from mha_export.forms._prepare import finished
 from mha_export.forms._rows import fixes_rows, policy_of, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
-from mha_export.forms._support import common_refusal, first_refusal
+from mha_export.forms._support import means_of_softmax, verdict
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
@@ -32,17 +33,7 @@ class OrtAttentionForm:
     summary: str = "one com.microsoft Attention node with the packed QKV weight inside"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = first_refusal(common_refusal(self, spec, params), _refusal(spec))
-        if refusal is not None:
-            return refusal
-        means = means_of_mask(spec, _native(spec))
-        if spec.projections is not None and spec.projections.packing == "separate":
-            means["projections"] = "the three weights joined by Concat"
-        if fixes_rows(spec, _natural_policy(spec)):
-            means["empty_row"] = "Where on the output"
-        if spec.combine == "mean":
-            means["combine"] = "ReduceMean after the op"
-        return Supported(by_other_means=means)
+        return verdict(self, spec, params, _refusal(spec), means=lambda: _by_other_means(spec))
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
@@ -75,6 +66,8 @@ def _refusal(spec: AttentionSpec) -> Unsupported | None:
         return Unsupported(feature="projections", needs="the QKV projections of this attention")
     if projections.packing == "interleaved":
         return Unsupported(feature="projections.packing", needs="separate or packed weights")
+    if projections.joint is not None:
+        return Unsupported(feature="projections.joint", needs="one stream of tokens")
     stated = {
         "io_dtype": (spec.io_dtype is DType.FP64, "fp32, fp16 or bf16"),
         "cross": (spec.cross, "form ort-mha: keys come from the same input here"),
@@ -92,6 +85,17 @@ def _refusal(spec: AttentionSpec) -> Unsupported | None:
         if here:
             return Unsupported(feature=feature, needs=needs)
     return None
+
+
+def _by_other_means(spec: AttentionSpec) -> dict[str, str]:
+    means = means_of_mask(spec, _native(spec)) | means_of_softmax(spec)
+    if spec.projections is not None and spec.projections.packing == "separate":
+        means["projections"] = "the three weights joined by Concat"
+    if fixes_rows(spec, _natural_policy(spec)):
+        means["empty_row"] = "Where on the output"
+    if spec.combine == "mean":
+        means["combine"] = "ReduceMean after the op"
+    return means
 
 
 def _native(spec: AttentionSpec) -> frozenset[str]:

@@ -20,12 +20,13 @@ import onnx_ir as ir
 from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
 from mha_export.forms._layout import Sizes, as_layout, cast, ints, ir_dtype, reduce
-from mha_export.forms._mask import Mask, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._positions import Offset, is_square, offset_of
 from mha_export.forms._prepare import Prepared, finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
-from mha_export.forms._support import common_refusal, first_refusal, means_around
+from mha_export.forms._support import means_around, means_of_softmax, verdict
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, DType, EmptyRow, RotaryStyle
 
@@ -39,10 +40,9 @@ class OrtGqaForm:
     summary: str = "one com.microsoft GroupQueryAttention node: rotary and cache inside"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = first_refusal(common_refusal(self, spec, params), _refusal(spec))
-        if refusal is not None:
-            return refusal
-        return Supported(by_other_means=_by_other_means(spec, params))
+        return verdict(
+            self, spec, params, _refusal(spec), means=lambda: _by_other_means(spec, params)
+        )
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
@@ -148,7 +148,8 @@ def _needs_query_lengths(spec: AttentionSpec, params: FormParams) -> bool:
 
 
 def _by_other_means(spec: AttentionSpec, params: FormParams) -> dict[str, str]:
-    means = means_of_mask(spec, _native(spec)) | means_around(spec, params, cache_in_op=True)
+    means = means_of_mask(spec, _native(spec)) | means_of_softmax(spec)
+    means |= means_around(spec, params, cache_in_op=True)
     if _rotary_in_op(spec):
         means.pop("rotary")
     if spec.effective_scale == 0:

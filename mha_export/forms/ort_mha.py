@@ -18,13 +18,14 @@ import onnx_ir as ir
 from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
 from mha_export.forms._layout import Sizes, as_layout, ir_dtype, repeat_kv
-from mha_export.forms._mask import Mask, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._positions import Offset, is_square, offset_of
 from mha_export.forms._prepare import Prepared, finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_of, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
 from mha_export.forms._sink import with_extra_key
-from mha_export.forms._support import common_refusal, first_refusal, means_around
+from mha_export.forms._support import means_around, means_of_softmax, verdict
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
@@ -36,12 +37,17 @@ class OrtMhaForm:
     summary: str = "one com.microsoft MultiHeadAttention node"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = first_refusal(common_refusal(self, spec, params), multi_head_refusal(spec))
-        if refusal is not None:
-            return refusal
         in_op = _cache_in_op(spec)
-        means = means_of_mask(spec, _native(spec, in_op=in_op))
-        return Supported(by_other_means=means | multi_head_means(spec, params, in_op=in_op))
+        return verdict(
+            self,
+            spec,
+            params,
+            multi_head_refusal(spec),
+            means=lambda: (
+                means_of_mask(spec, _native(spec, in_op=in_op))
+                | multi_head_means(spec, params, in_op=in_op)
+            ),
+        )
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
@@ -65,7 +71,7 @@ def multi_head_refusal(spec: AttentionSpec) -> Unsupported | None:
 
 def multi_head_means(spec: AttentionSpec, params: FormParams, *, in_op: bool) -> dict[str, str]:
     """What is said around the node instead of in it."""
-    means = means_around(spec, params, cache_in_op=in_op)
+    means = means_around(spec, params, cache_in_op=in_op) | means_of_softmax(spec)
     if spec.kv_heads != spec.q_heads:
         means["kv_heads"] = "keys and values repeated per query head"
     if spec.sinks:

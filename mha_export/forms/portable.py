@@ -17,7 +17,7 @@ from mha_export.forms._additive import means_of_mask
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
 from mha_export.forms._layout import ints
 from mha_export.forms._scope import MICROSOFT, Scope
-from mha_export.forms._support import common_refusal, first_refusal
+from mha_export.forms._support import verdict
 from mha_export.forms.ort_mha import emit_multi_head, multi_head_means, multi_head_refusal
 from mha_export.operands import Operands
 from mha_export.spec import AttentionSpec, DType
@@ -32,13 +32,16 @@ class PortableForm:
     summary: str = "MultiHeadAttention with its own body beside it: one file for many runtimes"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = first_refusal(
-            common_refusal(self, spec, params), multi_head_refusal(spec), _refusal(spec)
+        return verdict(
+            self,
+            spec,
+            params,
+            multi_head_refusal(spec),
+            _refusal(spec),
+            means=lambda: (
+                means_of_mask(spec, frozenset()) | multi_head_means(spec, params, in_op=False)
+            ),
         )
-        if refusal is not None:
-            return refusal
-        means = means_of_mask(spec, frozenset())
-        return Supported(by_other_means=means | multi_head_means(spec, params, in_op=False))
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
@@ -67,8 +70,8 @@ def _refusal(spec: AttentionSpec) -> Unsupported | None:
 def multi_head_function(opset: int) -> ir.Function:
     """The body: ``softmax(scale * Q Kᵀ + attention_bias) V`` with heads split and merged.
 
-    Accumulates in the I/O dtype. ``bias`` and ``key_padding_mask`` are in its signature, because
-    they are in the op's, and unused.
+    Softmax in fp32, so that the body is as precise as any spec it may stand for. ``bias`` and
+    ``key_padding_mask`` are in its signature, because they are in the op's, and unused.
     """
     scope = Scope("", opset=opset)
     inputs = [ir.Value(name=name) for name in _INPUTS]
@@ -82,7 +85,8 @@ def multi_head_function(opset: int) -> ir.Function:
     k_bhdt = _apart(scope, key, shape, [0, 2, 3, 1])
     v_bhte = _apart(scope, value, shape, [0, 2, 1, 3])
     scores = scope.op("Add", [scope.op("MatMul", [q_bhsd, k_bhdt]), attention_bias])
-    weights = scope.op("Softmax", [scores], {"axis": -1})
+    wide = scope.op("Cast", [scores], {"to": ir.DataType.FLOAT.value})
+    weights = scope.op("CastLike", [scope.op("Softmax", [wide], {"axis": -1}), query])
     mixed = scope.op("MatMul", [weights, v_bhte])
     merged = scope.op("Transpose", [mixed], {"perm": [0, 2, 1, 3]})
     output = scope.op("Reshape", [merged, ints(scope, 0, 0, -1)])

@@ -26,11 +26,12 @@ from mha_export.forms._layout import (
     transposed_keys,
     unsqueeze,
 )
-from mha_export.forms._mask import Mask, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._prepare import finished, prepare, scaled
 from mha_export.forms._rows import policy_of, policy_with_probabilities
 from mha_export.forms._scope import Scope
-from mha_export.forms._support import common_refusal
+from mha_export.forms._support import verdict
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, EmptyRow, QkOutput
 
@@ -42,8 +43,7 @@ class PrimitiveForm:
     summary: str = "MatMul, Softmax, MatMul in plain ops: runs everywhere, states everything"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = common_refusal(self, spec, params)
-        return Supported() if refusal is None else refusal
+        return verdict(self, spec, params)
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands

@@ -21,7 +21,8 @@ from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
 from mha_export.forms._grouping import Groups
 from mha_export.forms._hiding import Hiding
 from mha_export.forms._layout import Sizes, as_layout
-from mha_export.forms._mask import Mask, added_parts, hiding_parts
+from mha_export.forms._mask import Mask
+from mha_export.forms._mask_parts import added_parts, hiding_parts
 from mha_export.forms._prepare import Prepared, finished, prepare
 from mha_export.forms._products import Piece, Products, scaled_query
 from mha_export.forms._scope import Scope

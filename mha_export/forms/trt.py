@@ -18,7 +18,7 @@ from mha_export.forms._mask import Mask
 from mha_export.forms._prepare import finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import Scope
-from mha_export.forms._support import common_refusal, first_refusal, means_around
+from mha_export.forms._support import means_around, verdict
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
@@ -32,15 +32,9 @@ class TrtForm:
     summary: str = "the plain pattern TensorRT fuses: scale on Q, additive mask in the I/O dtype"
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
-        refusal = first_refusal(common_refusal(self, spec, params), _refusal(spec))
-        if refusal is not None:
-            return refusal
-        means = means_of_mask(spec, _NATIVE) | means_around(spec, params, cache_in_op=True)
-        if fixes_rows(spec, _natural_policy(spec)):
-            means["empty_row"] = "Where on the output"
-        if spec.kv_heads != spec.q_heads:
-            means["kv_heads"] = "keys and values repeated per query head"
-        return Supported(by_other_means=means)
+        return verdict(
+            self, spec, params, _refusal(spec), means=lambda: _by_other_means(spec, params)
+        )
 
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
@@ -64,6 +58,15 @@ class TrtForm:
         if fixes_rows(spec, _natural_policy(spec)):
             output = policy_with_output(scope, spec, mask, output, ready.value)
         return Emitted(output=finished(scope, spec, output))
+
+
+def _by_other_means(spec: AttentionSpec, params: FormParams) -> dict[str, str]:
+    means = means_of_mask(spec, _NATIVE) | means_around(spec, params, cache_in_op=True)
+    if fixes_rows(spec, _natural_policy(spec)):
+        means["empty_row"] = "Where on the output"
+    if spec.kv_heads != spec.q_heads:
+        means["kv_heads"] = "keys and values repeated per query head"
+    return means
 
 
 def _refusal(spec: AttentionSpec) -> Unsupported | None:

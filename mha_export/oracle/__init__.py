@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from mha_export.oracle._attention import OracleResult, attention, hidden_pairs
 from mha_export.oracle._inputs import Array, Floats, OracleInputs, RotaryInputs, SideInputs
-from mha_export.oracle._layer import LatentWeights, LayerWeights, latent_layer, layer
+from mha_export.oracle._layer import (
+    LatentWeights,
+    LayerWeights,
+    StreamWeights,
+    joint_layer,
+    latent_layer,
+    layer,
+)
 from mha_export.oracle._rotary import inverse_frequencies, rotary_tables, rotate
 
 __all__ = [
@@ -20,9 +27,11 @@ __all__ = [
     "OracleResult",
     "RotaryInputs",
     "SideInputs",
+    "StreamWeights",
     "attention",
     "hidden_pairs",
     "inverse_frequencies",
+    "joint_layer",
     "latent_layer",
     "layer",
     "rotary_tables",

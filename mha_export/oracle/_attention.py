@@ -66,10 +66,10 @@ def attention(spec: AttentionSpec, inputs: OracleInputs, *, scores: bool = True)
         InputError: an operand is missing, not stated by the spec, or of the wrong shape.
     """
     geometry = geometry_of(spec, inputs)
-    query = _normalised(spec.qk_norm, inputs.query, inputs.q_norm_weight, inputs.q_norm_bias)
+    query = normalised(spec.qk_norm, inputs.query, inputs.q_norm_weight, inputs.q_norm_bias)
     key = inputs.key.astype(np.float64)
     if spec.qk_norm is not None and spec.qk_norm.key:
-        key = _normalised(spec.qk_norm, inputs.key, inputs.k_norm_weight, inputs.k_norm_bias)
+        key = normalised(spec.qk_norm, inputs.key, inputs.k_norm_weight, inputs.k_norm_bias)
     query, key = rotate_new(spec, inputs, geometry, query, key)
     present_key = _present(spec, geometry, inputs.past_key, key)
     present_value = None
@@ -194,7 +194,7 @@ def _softmax(masked: Floats, sinks: Array | None) -> Floats:
     return result
 
 
-def _normalised(
+def normalised(
     norm: QkNormSpec | None, x_bhsd: Array, weight: Array | None, bias: Array | None
 ) -> Floats:
     """qk-norm over each head, or over all heads of a position together."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from mha_export.errors import InputError
-from mha_export.oracle._attention import OracleResult, attention
+from mha_export.oracle._attention import OracleResult, attention, normalised
 from mha_export.oracle._inputs import Array, Floats, OracleInputs, SideInputs
 from mha_export.spec import AttentionSpec, LatentSpec, ProjectionSpec
 
@@ -53,6 +53,17 @@ class LatentWeights:
     q_norm: Array | None = None
     w_q_b: Array | None = None
     epsilon: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamWeights:
+    """One stream of a joint attention: its linear layers and its qk-norm."""
+
+    linear: LayerWeights
+    q_norm_weight: Array | None = None
+    k_norm_weight: Array | None = None
+    q_norm_bias: Array | None = None
+    k_norm_bias: Array | None = None
 
 
 def layer(
@@ -161,6 +172,54 @@ def latent_layer(
         heads = result.output
     merged = _merge(heads)
     return (merged if weights.w_o is None else merged @ weights.w_o.astype(np.float64)), result
+
+
+def joint_layer(
+    spec: AttentionSpec,
+    weights: tuple[StreamWeights, StreamWeights],
+    streams: tuple[Array, Array],
+    *,
+    side: SideInputs | None = None,
+) -> tuple[list[Floats], OracleResult]:
+    """Two streams [b, s_1, m] and [b, s_2, m'] in one attention; what each of them becomes.
+
+    The second is missing where the spec drops it (``projections.joint.output``).
+
+    Errors:
+        InputError: the spec states no second stream, or the weights do not fit it.
+    """
+    projections = spec.projections
+    if projections is None or projections.joint is None:
+        raise InputError("the spec states no second stream", fix="evaluate layer() instead")
+    joint = projections.joint
+    made = []
+    for own, given in zip(weights, streams, strict=True):
+        x = given.astype(np.float64)
+        query, key, value = _separate(spec, projections, own.linear, x, x)
+        query = normalised(joint.qk_norm, query, own.q_norm_weight, own.q_norm_bias)
+        if joint.qk_norm is not None and joint.qk_norm.key:
+            key = normalised(joint.qk_norm, key, own.k_norm_weight, own.k_norm_bias)
+        made.append((query, key, value))
+    query, key = (np.concatenate([made[0][i], made[1][i]], axis=2) for i in (0, 1))
+    value = np.concatenate([part for _, _, part in made if part is not None], axis=2)
+    result = attention(spec, _with(side, query, key, value))
+    merged = _merge(result.output)
+    cut = streams[0].shape[1]
+    parts = [merged[:, :cut], merged[:, cut:]][: 2 if joint.output else 1]
+    if not projections.output:
+        return parts, result
+    width = spec.q_heads * spec.value_dim
+    return [
+        _affine(
+            part,
+            own.linear.w_o,
+            own.linear.b_o,
+            projections.output_bias,
+            "o",
+            (width, given.shape[-1]),
+        )
+        for part, own, given in zip(parts, weights, streams, strict=False)
+    ], result
 
 
 def _latent_query(latent: LatentSpec, weights: LatentWeights, x: Floats) -> Floats:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
-from emission import run_model
+from layers import check_layer
 
 from mha_export.errors import InputError
 from mha_export.forms import FormParams, all_forms, build_model, form_named
 from mha_export.forms._weights import random_weights, weight_shapes
-from mha_export.oracle import LatentWeights, LayerWeights, SideInputs, latent_layer, layer
 from mha_export.spec import (
     AttentionSpec,
     CacheSpec,
@@ -128,60 +126,6 @@ LATENT = {
 }
 
 
-def _arrays(spec: AttentionSpec, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], Any]:
-    """Graph inputs and the oracle's side operands for two rows of five tokens after three."""
-    assert spec.projections is not None
-    b, s, p = 2, 5, 3
-    feeds = {"hidden_states": rng.standard_normal((b, s, spec.projections.d_model))}
-    if spec.cross:
-        width = spec.projections.kv_d_model or spec.projections.d_model
-        feeds["encoder_hidden_states"] = rng.standard_normal((b, 7, width))
-    side: dict[str, np.ndarray] = {}
-    if spec.cache is not None:
-        side["past_key"] = rng.standard_normal((b, spec.kv_heads, p, spec.head_dim))
-        if spec.value_source == "own":
-            side["past_value"] = rng.standard_normal((b, spec.kv_heads, p, spec.value_dim))
-    if spec.mask.padding:
-        side["key_padding"] = np.array([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
-    return feeds, side
-
-
-def _check(form: str, spec: AttentionSpec, opset: int, tolerance: float = 2e-5) -> None:
-    rng = np.random.default_rng(5)
-    weights = random_weights(spec, 7)
-    inputs, side = _arrays(spec, rng)
-    model = build_model(form_named(form), spec, FormParams(opset=opset), weights=weights)
-    wide = {name: array.astype(np.float64) for name, array in weights.items()}
-    held = SideInputs(
-        **side,
-        **{
-            name: wide[name] for name in ("sinks", "q_norm_weight", "k_norm_weight") if name in wide
-        },
-    )
-    kind = LatentWeights if spec.latent is not None else LayerWeights
-    known = {field.name for field in fields(kind)}
-    own = kind(**{name: array for name, array in wide.items() if name in known})
-    x = inputs["hidden_states"].astype(np.float32)
-    if spec.latent is not None:
-        expected, result = latent_layer(spec, own, x, side=held)
-    else:
-        memory = inputs.get("encoder_hidden_states")
-        memory = None if memory is None else memory.astype(np.float32)
-        side32 = {
-            name: array.astype(np.float32) if array.dtype == np.float64 else array
-            for name, array in side.items()
-        }
-        expected, result = layer(spec, own, x, memory=memory, side=held.replace(**side32))
-    arrays = {
-        name: array.astype(np.float32) if array.dtype == np.float64 else array
-        for name, array in {**inputs, **side}.items()
-    }
-    found = run_model(model, arrays)
-    np.testing.assert_allclose(found["output"], expected, rtol=tolerance, atol=tolerance)
-    if spec.cache is not None:
-        np.testing.assert_allclose(found["present_key"], result.present_key, rtol=1e-4, atol=1e-5)
-
-
 def _rows() -> list[Any]:
     return [
         pytest.param(form, name, id=f"{form}-{name}")
@@ -193,12 +137,12 @@ def _rows() -> list[Any]:
 
 @pytest.mark.parametrize(("form", "name"), _rows())
 def test_a_layer_is_the_oracles(form: str, name: str) -> None:
-    _check(form, (LAYERS | LATENT)[name], 23)
+    check_layer(form, (LAYERS | LATENT)[name], 23)
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *LATENT])
 def test_a_primitive_layer_at_the_least_opset(name: str) -> None:
-    _check("primitive", (LAYERS | LATENT)[name], 13)
+    check_layer("primitive", (LAYERS | LATENT)[name], 13)
 
 
 def test_packed_projections_are_one_matmul_and_one_split() -> None:
