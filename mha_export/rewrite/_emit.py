@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 
 from mha_export.forms import FormParams, Scope
-from mha_export.forms._layout import as_layout
-from mha_export.operands import Heads, Operands
+from mha_export.forms._layout import as_layout, cast, ir_dtype, lowest
+from mha_export.operands import Heads, Operands, ScoreMask
 from mha_export.recognise import Site
 from mha_export.rewrite._outcome import Choice
+from mha_export.spec import AttentionSpec
 
 SITE, SPEC, FORM, ORIGIN = (f"mha_export.{key}" for key in ("site", "spec", "form", "origin"))
 """Keys of ``metadata_props`` on emitted nodes: the site's id on all of them; spec, form and the
@@ -39,6 +44,7 @@ def emit_site(site: Site, choice: Choice, operands: Operands, *, prefix: str) ->
         ValueError: the form made fewer values than the site has.
     """
     scope = Scope(prefix, opset=choice.params.opset)
+    operands = _in_io_type(scope, site.spec, operands)
     emitted = choice.form.emit(scope, site.spec, choice.params, operands)
     main = emitted.output.value.producer()
     pairs = [(site.output.value, as_layout(scope, emitted.output, site.output.layout).value)]
@@ -59,6 +65,41 @@ def emit_site(site: Site, choice: Choice, operands: Operands, *, prefix: str) ->
         functions=dict(scope.functions),
         replacements=tuple(_distinct(scope, pairs)),
     )
+
+
+def _in_io_type(scope: Scope, spec: AttentionSpec, operands: Operands) -> Operands:
+    """The operands with masks of another floating type (fp32 beside fp16) as forms read them.
+
+    A mask that only hides becomes boolean: fp32's minimum has no like in fp16. A bias is cast, and
+    kept in range.
+    """
+    wanted = ir_dtype(spec.io_dtype)
+    mask, bias = operands.score_mask, operands.bias
+    if mask is not None and mask.kind == "additive" and _is_other_float(mask.value, wanted):
+        limit = np.array(_hidden_at(spec, mask.value), dtype=mask.value.dtype.numpy())
+        keeps = scope.op("Greater", [mask.value, scope.constant(limit)], dtype=ir.DataType.BOOL)
+        operands = dataclasses.replace(operands, score_mask=ScoreMask(value=keeps, kind="keep"))
+    if bias is not None and _is_other_float(bias, wanted):
+        least = scope.constant(np.array(lowest(spec.io_dtype), dtype=bias.dtype.numpy()))
+        infinite = scope.op("IsInf", [bias], dtype=ir.DataType.BOOL)
+        within = scope.op("Max", [bias, least], dtype=bias.dtype)
+        bias = scope.op("Where", [infinite, bias, within], dtype=bias.dtype)
+        operands = dataclasses.replace(operands, bias=cast(scope, bias, wanted))
+    return operands
+
+
+def _is_other_float(value: ir.Value, wanted: ir.DataType) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point() and value.dtype != wanted
+
+
+def _hidden_at(spec: AttentionSpec, value: ir.Value) -> float:
+    """What a mask that only hides holds for a hidden pair is below this (at it, for -inf)."""
+    assert value.dtype is not None
+    if spec.mask.fill == "-inf":
+        return -math.inf
+    if spec.mask.fill == "min":
+        return float(ml_dtypes.finfo(value.dtype.numpy()).min) / 2  # type: ignore[no-untyped-call]
+    return spec.mask.fill / 2
 
 
 def _present(scope: Scope, old: Heads, new: Heads | None, choice: Choice) -> ir.Value:

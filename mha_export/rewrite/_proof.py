@@ -9,7 +9,7 @@ so what is proven is not only the arithmetic but that the spec says what those n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -34,19 +34,22 @@ from mha_export.spec import AttentionSpec
 
 
 class Prover:
-    """Proves replacements of the sites of one model; equal structures are proven once."""
+    """Proves replacements of the sites of one model; equal structures are proven once.
 
-    def __init__(self, context: Context, evaluator: Evaluator, settings: RewriteSettings) -> None:
+    Args:
+        evaluators: the engine, and what stands in where it cannot run the original.
+    """
+
+    def __init__(
+        self, context: Context, evaluators: Sequence[Evaluator], settings: RewriteSettings
+    ) -> None:
         self._context = context
-        self._evaluator = evaluator
+        self._evaluators = evaluators
+        self._evaluator = evaluators[0]
         self._settings = settings
         self._known: dict[str, tuple[str, Proof]] = {}
         self.sizes: list[Mapping[str, int]] = []
         """Choices of sizes at which some site was run, the first ones found."""
-
-    @property
-    def engine(self) -> str:
-        return self._evaluator.name
 
     def prove(self, site: Site, choice: Choice) -> Proof:
         """The proof that ``choice`` may take the site's place; its status says whether it may."""
@@ -76,11 +79,11 @@ class Prover:
             self.sizes = [sized.numbers for sized in sizes]
         original = self._model(shown, _original_graph(shown))
         try:
-            emitted = _replacement_graph(shown, choice)
+            emitted, functions = _replacement_graph(shown, choice)
         except ValueError as error:
             return self._failed(f"form {choice.form.name} could not be emitted: {error}")
-        replacement = self._model(shown, emitted)
-        trial = Trial(self._evaluator, shown.site, original, replacement)
+        replacement = self._model(shown, emitted, functions)
+        trial = Trial(self._evaluators, shown.site, original, replacement)
         for index, sized in enumerate(sizes):
             feeder = Feeder(
                 shown.site,
@@ -118,7 +121,9 @@ class Prover:
             _spec_at(site, sized), seed=self._settings.seed, dims=sized.dims, battery=battery
         )
 
-    def _model(self, shown: Exhibit, graph: ir.Graph) -> ir.Model:
+    def _model(
+        self, shown: Exhibit, graph: ir.Graph, functions: Iterable[ir.Function] = ()
+    ) -> ir.Model:
         source = self._context.model
         graph.opset_imports.update({**source.graph.opset_imports, **graph.opset_imports})
         io_dtype = numpy_dtype(shown.site.spec.io_dtype)
@@ -130,7 +135,7 @@ class Prover:
         return ir.Model(
             graph,
             ir_version=source.ir_version,
-            functions=[function.clone() for function in source.functions.values()],
+            functions=[*(function.clone() for function in source.functions.values()), *functions],
         )
 
 
@@ -152,7 +157,7 @@ def _original_graph(shown: Exhibit) -> ir.Graph:
     return graph
 
 
-def _replacement_graph(shown: Exhibit, choice: Choice) -> ir.Graph:
+def _replacement_graph(shown: Exhibit, choice: Choice) -> tuple[ir.Graph, Collection[ir.Function]]:
     graph, values = as_graph(shown.operands)
     mapping = dict(zip(shown.operands.targets, values, strict=True))
     operands = with_values(shown.site.operands, mapping)
@@ -164,7 +169,7 @@ def _replacement_graph(shown: Exhibit, choice: Choice) -> ir.Graph:
         graph.opset_imports.setdefault(domain, 1)
     new = {id(old): value for old, value in emission.replacements}
     _name_outputs(graph, {role: new[id(old)] for role, old in shown.outputs.items()})
-    return graph
+    return graph, emission.functions.values()
 
 
 def _name_outputs(graph: ir.Graph, outputs: Mapping[str, ir.Value]) -> None:

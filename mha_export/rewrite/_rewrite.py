@@ -39,6 +39,7 @@ def rewrite(
     choose: Chooser,
     *,
     evaluator: Evaluator,
+    stand_ins: Sequence[Evaluator] = (),
     settings: RewriteSettings | None = None,
 ) -> Rewritten:
     """Emit the chosen form at every site whose proof holds; leave the others as they are.
@@ -50,6 +51,8 @@ def rewrite(
         recognition: the sites of one model.
         choose: the form of each site, or why it is kept.
         evaluator: what runs the proofs.
+        stand_ins: run an original that ``evaluator`` cannot run; and its replacement too where
+            that does not run either (a type without kernels). The proof says which ran what.
         settings: seed, battery, strictness.
 
     Errors:
@@ -64,7 +67,7 @@ def rewrite(
     opset = _final_opset(cloned.model, list(choices.values()))
     if opset > model_opset(cloned.model):
         raise_opset(cloned.model, opset)
-    prover = Prover(Context(cloned.model, evaluator=evaluator), evaluator, settings)
+    prover = Prover(Context(cloned.model, evaluator=evaluator), [evaluator, *stand_ins], settings)
     outcomes: dict[str, SiteOutcome] = {}
     accepted: list[tuple[Site, Choice]] = []
     for site in sites:

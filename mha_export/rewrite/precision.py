@@ -6,6 +6,7 @@ export feeds and reads fp16), element types written into nodes. What does not:
 * **Positions and masks.** Whatever is computed from integers, shapes and constants alone (rotary
   angles, relative positions, mask arithmetic) stays fp32 up to where it meets an activation: at
   position 3000 an fp16 angle is off by a whole radian.
+* **Minima.** Where fp32's minimum is added to scores, up to the softmax: fp16's absorbs none.
 * **Sums of squares.** A norm spelled out in small nodes stays fp32 from the power to the reciprocal
   root: 256 squared is infinite in fp16.
 * **Operators without the type.** Where the schema of an operator does not take the new type it is
@@ -18,6 +19,8 @@ non-zero ones stay non-zero (an epsilon of 1e-12).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -25,6 +28,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from mha_export.errors import InputError
+from mha_export.rewrite._absorbing import absorbing
 from mha_export.rewrite._clone import subgraphs_of
 from mha_export.rewrite._splice import remove_dead_nodes
 from mha_export.rewrite.opset import model_opset
@@ -76,11 +80,17 @@ class _Caster:
         """Values that hold (or are computed from) activations: they change type."""
         self._wide: set[ir.Value] = set()
         """Values that stay fp32 for their own sake: sums of squares, and what follows them."""
+        self._unclamped: Collection[ir.Value] = frozenset()
+        """Minima that only such values are computed from."""
         self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
     def run(self) -> None:
         graph = self._model.graph
         self._mark(graph)
+        if self._to is ir.DataType.FLOAT16:
+            found = absorbing(graph.all_nodes(), self._active)
+            self._wide |= found.wide
+            self._unclamped = found.constants
         for value in graph.inputs:
             if value.dtype in _FLOATS:
                 value.type = ir.TensorType(self._to)
@@ -99,7 +109,8 @@ class _Caster:
             for body in subgraphs_of(node):
                 self._mark(body)
             if self._is_active(node):
-                self._active.update(node.outputs)
+                # Lengths, positions and comparisons of an activation are no activations.
+                self._active.update(v for v in node.outputs if v.dtype is None or _is_float(v))
             if self._narrowing and self._stays_wide(node):
                 self._wide.update(node.outputs)
 
@@ -131,7 +142,7 @@ class _Caster:
                 self._convert_outputs(node)
             elif node.op_type == "Constant":
                 continue
-            elif any(value in self._active for value in node.outputs):
+            elif any(value in self._active for value in (*node.inputs, *node.outputs)):
                 self._convert_node(node)
             elif self._narrowing:
                 self._clamp_constants(node)
@@ -151,7 +162,8 @@ class _Caster:
             narrow = not wide and (allowed is None or self._takes(allowed, index))
             wanted = self._to if narrow else ir.DataType.FLOAT
             node.replace_input_with(index, self._as(value, wanted, node))
-        self._convert_attributes(node)
+        if not wide:
+            self._convert_attributes(node)
         for index, output in enumerate(node.outputs):
             if _is_float(output) or (output.dtype is None and node.domain != ""):
                 narrow = not wide and (allowed is None or self._gives(allowed, index))
@@ -231,7 +243,7 @@ class _Caster:
     def _clamp_constants(self, node: ir.Node) -> None:
         """Constants of the parts that stay fp32 must still fit the type their result ends in."""
         for index, value in enumerate(node.inputs):
-            if value is None or not _is_float_weight(value):
+            if value is None or value in self._unclamped or not _is_float_weight(value):
                 continue
             tensor = ir.convenience.get_const_tensor(value)
             assert tensor is not None
@@ -253,6 +265,8 @@ class _Caster:
                 self._model.graph.register_initializer(new)
             node.replace_input_with(index, new)
         attribute = node.attributes.get("value")
+        if node.outputs[0] in self._unclamped:
+            return
         if attribute is not None and node.op_type == "ConstantOfShape":
             tensor = attribute.value
             if tensor.dtype in _FLOATS:
