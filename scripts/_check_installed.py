@@ -36,7 +36,7 @@ def main(checkout: Path) -> int:
         problems.append(f"presets differ: {sorted(presets ^ set(preset_names()))}")
     if not (all_forms() and all_frontends()):
         problems.append("a registry is empty")
-    for target in all_targets():
+    for target in all_targets().values():
         target.availability()
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

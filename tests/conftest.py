@@ -12,7 +12,10 @@ REQUIRED = "MHA_EXPORT_REQUIRED_TARGETS"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """End the run where a required target cannot run here: its tests would be skipped."""
+    """End the run where a required target cannot run (``NAME:build``: cannot build) here.
+
+    Its tests would be skipped.
+    """
     if hasattr(session.config, "workerinput"):  # a process of pytest-xdist: already checked
         return
     wanted = [name.strip() for name in os.environ.get(REQUIRED, "").split(",") if name.strip()]
@@ -20,11 +23,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     from mha_export.targets import Unavailable, target_named
 
+    missing = []
     for name in wanted:
-        state = target_named(name).availability().run
+        target, _, build = name.partition(":")
+        availability = target_named(target).availability()
+        state = availability.build if build else availability.run
         if isinstance(state, Unavailable):
-            pytest.exit(
-                f"{REQUIRED} names {name}, which cannot run here: {state.reason}\n"
-                f"  fix: {state.fix}",
-                returncode=1,
-            )
+            missing.append(f"  {name}: {state.reason}\n    fix: {state.fix}")
+    if missing:
+        listed = "\n".join(missing)
+        pytest.exit(f"{REQUIRED} names targets that are not here:\n{listed}", returncode=1)

@@ -131,7 +131,7 @@ def export_model(
         model=model_record(loaded),
         sites=site_records(recognition),
         variants=tuple(variants),
-        notes=(*loaded.notes, *_cast_notes(loaded.model, model)),
+        notes=(*loaded.notes, *_cast_notes(loaded.model, model), *_decided_by(destinations)),
     )
     notices = [*record.notes, *_notices(record), *_unused(plan, record)]
     exit_code = _verdict(record, recognition, settings, notices)
@@ -183,12 +183,13 @@ class _Exporter:
     def variant(self, destination: _Destination) -> Rewritten:
         opset = self._opset_for(destination)
         recognition = self.recognition_at(opset)
-        evaluator = _evaluator_for(destination.target)
+        evaluator, *stand_ins = _evaluators_for(destination.target)
         self._progress(f"rewriting for {destination.name}, proofs on {evaluator.name}")
         return rewrite(
             recognition,
             lambda site: self._choose(destination, site, opset),
             evaluator=evaluator,
+            stand_ins=stand_ins,
             settings=RewriteSettings(seed=self._settings.seed, cache=self._settings.cache),
         )
 
@@ -243,15 +244,19 @@ def _of_target(request: TargetRequest, form: str | None) -> _Destination:
     )
 
 
-def _evaluator_for(target: Target | None) -> Evaluator:
-    """The target itself where it runs here, else ONNX Runtime CPU, else the reference evaluator."""
+def _evaluators_for(target: Target | None) -> list[Evaluator]:
+    """The target itself where it runs here, and what stands in for it: ONNX Runtime CPU, onnx."""
     candidates = [target, target_named("cpu"), target_named("reference")]
-    for candidate in candidates:
-        if candidate is not None and isinstance(candidate.availability().run, Available):
-            return evaluator_of(candidate)
-    raise InputError(
-        "no engine here can prove a rewrite", fix="pip install 'mha-export[cpu]', or onnx"
+    names = dict.fromkeys(
+        candidate.name
+        for candidate in candidates
+        if candidate is not None and isinstance(candidate.availability().run, Available)
     )
+    if not names:
+        raise InputError(
+            "no engine here can prove a rewrite", fix="pip install 'mha-export[cpu]', or onnx"
+        )
+    return [evaluator_of(name) for name in names]
 
 
 def _require_attention(recognition: Recognition, loaded: LoadedModel, source: Any) -> None:
@@ -302,6 +307,25 @@ def _cast_notes(given: ir.Model, model: ir.Model) -> list[str]:
         return []
     dtype = _float_dtype(model).value
     return [f"original.onnx is the model cast to {dtype}: what the rewriting is judged against"]
+
+
+def _decided_by(destinations: Sequence[_Destination]) -> list[str]:
+    """What the choice of forms rests on, for each target that is not here."""
+    notes = []
+    for destination in destinations:
+        target = destination.target
+        if target is None or isinstance(target.availability().build, Available):
+            continue
+        known = capabilities_for(target, destination.precisions[0])
+        words = {
+            "none": "nothing is known of what it can do",
+            "shipped": f"decided by capabilities measured elsewhere on {known.measured}",
+            "given": "decided by the capability file that was given",
+            "probed here": "decided by capabilities that were probed here",
+        }[known.source]
+        of = f" ({known.runtime} {known.version}, {known.device})" if known.rows else ""
+        notes.append(f"{destination.name} is not on this machine: {words}{of}")
+    return notes
 
 
 def _notices(record: ExportRecord) -> list[str]:

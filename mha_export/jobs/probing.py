@@ -67,7 +67,7 @@ def doctor(
 
 
 def _everything() -> tuple[TargetRequest, ...]:
-    return tuple(TargetRequest(target=target) for target in all_targets())
+    return tuple(TargetRequest(target=target) for target in all_targets().values())
 
 
 def _row(request: TargetRequest, *, quick: bool, progress: Progress) -> TargetRecord:

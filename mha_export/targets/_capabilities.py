@@ -1,13 +1,16 @@
 """What a target can do, as probed: by form, feature and dtype.
 
-The exporter asks :func:`capabilities_for`: the matrix probed on this machine for this version of
-the runtime, else one measured elsewhere and shipped with the package, else nothing (it says so).
+The exporter asks :func:`capabilities_for`: the matrix of a capability file that the user names,
+else the one probed on this machine for this version of the runtime, else one measured elsewhere and
+shipped with the package, else nothing (it says so).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,17 +18,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from mha_export.errors import InputError
 from mha_export.spec import AttentionSpec
 from mha_export.states import CapabilityState
 from mha_export.targets import _platform
 from mha_export.targets._features import features_of
 from mha_export.targets._target import Availability, Target
 
+Source = Literal["given", "probed here", "shipped", "none"]
+GIVEN = "MHA_EXPORT_CAPABILITIES"
+"""Names a file that ``doctor -o`` wrote, here or on the machine that an export is for."""
 USABLE: frozenset[str] = frozenset({"ok", "imprecise"})
 PLAIN_FORMS = frozenset({"primitive", "tiled", "grouped"})
 """Forms of ordinary operators only, which every runtime has: knowing nothing is no refusal."""
 NUMBER_FORMATS = frozenset({"f32", "f16", "bf16"})
-REVISION = 1
+REVISION = 2
 """Of the probes themselves: a cached matrix of another revision is probed again."""
 
 
@@ -69,7 +76,8 @@ class Capabilities:
 
     Attributes:
         measured: date (ISO) of the measurement; None where there is none.
-        source: ``probed here``, ``shipped`` (measured elsewhere) or ``none``.
+        source: ``given`` (a capability file), ``probed here``, ``shipped`` (measured elsewhere) or
+            ``none``.
     """
 
     target: str
@@ -78,7 +86,7 @@ class Capabilities:
     version: str | None = None
     device: str | None = None
     measured: str | None = None
-    source: Literal["probed here", "shipped", "none"] = "none"
+    source: Source = "none"
     rows: tuple[Capability, ...] = ()
 
     def state(self, form: str, feature: str, dtype: str) -> CapabilityState:
@@ -130,9 +138,7 @@ def _indexed(rows: tuple[Capability, ...]) -> Mapping[tuple[str, str, str], Capa
     return {(row.form, row.feature, row.dtype): row for row in rows}
 
 
-def capabilities_from_json(
-    document: Mapping[str, Any], *, source: Literal["probed here", "shipped"]
-) -> Capabilities:
+def capabilities_from_json(document: Mapping[str, Any], *, source: Source) -> Capabilities:
     """Read what :meth:`Capabilities.to_json` wrote.
 
     Errors:
@@ -154,17 +160,57 @@ def capabilities_from_json(
 
 
 def capabilities_for(target: Target, precision: str | None = None) -> Capabilities:
-    """The best matrix known of a target: probed here, else shipped, else an empty one.
+    """The best matrix known of a target: given, else probed here, else shipped, else an empty one.
 
     Nothing is probed here; :func:`mha_export.targets.probe` does that. What a runtime supports does
     not hang on the number format it is told to compute in, so such a precision without a matrix of
     its own has the target's.
+
+    Errors:
+        mha_export.errors.InputError: ``MHA_EXPORT_CAPABILITIES`` names no capability file.
     """
-    availability = target.availability()
-    found = read_cached(target, precision, availability) or shipped(target.name, precision)
+    found = (
+        given(target.name, precision)
+        or read_cached(target, precision, target.availability())
+        or shipped(target.name, precision)
+    )
     if found is None and precision in NUMBER_FORMATS:
         return capabilities_for(target)
     return found or Capabilities(target=target.name, precision=precision)
+
+
+def given(target: str, precision: str | None = None) -> Capabilities | None:
+    """The matrix of a target in the capability file that ``MHA_EXPORT_CAPABILITIES`` names.
+
+    A target of which the file holds no probe (one absent from that machine) has none.
+
+    Errors:
+        mha_export.errors.InputError: the file is missing, or is no capability file.
+    """
+    path = os.environ.get(GIVEN)
+    return (
+        _given(path).get(target if precision is None else f"{target}:{precision}") if path else None
+    )
+
+
+@cache
+def _given(path: str) -> Mapping[str, Capabilities]:
+    try:
+        rows = json.loads(Path(path).read_text("utf-8"))["targets"]
+        found = [
+            capabilities_from_json(
+                row | dict(zip(("target", "precision"), row["target"].split(":"), strict=False)),
+                source="given",
+            )
+            for row in rows
+        ]
+        names = [row["target"] for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{GIVEN} is '{path}': no capability file: {type(error).__name__}: {error}",
+            fix="write one with mha-export doctor -o caps.json, or unset it",
+        ) from error
+    return {name: matrix for name, matrix in zip(names, found, strict=True) if matrix.rows}
 
 
 @cache
@@ -207,6 +253,38 @@ def write_cached(
         _platform.replace_file(staged, file)
     except OSError:
         return
+
+
+class Unfinished:
+    """The cells of a probing under way, kept as they come: one that was ended goes on from there.
+
+    Args:
+        file: where the whole matrix will be; the cells lie beside it until then.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.with_suffix(".cells.jsonl")
+        self._known: dict[str, Capability] = {}
+        with contextlib.suppress(OSError):
+            for line in self._file.read_text("utf-8").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # cut off in mid-line
+                    row = json.loads(line)
+                    self._known[row["probe"]] = Capability(**row["cell"])
+
+    def get(self, probe: str) -> Capability | None:
+        """The cell that the graph with this digest gave."""
+        return self._known.get(probe)
+
+    def add(self, probe: str, cell: Capability) -> None:
+        line = json.dumps({"probe": probe, "cell": cell.to_json()})
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write(f"{line}\n")
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
 
 
 def _stem(target: str, precision: str | None) -> str:

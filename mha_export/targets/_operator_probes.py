@@ -209,6 +209,14 @@ NODES = (
         attributes=ONNX_HEADS,
         opset=24,
     ),
+    Node(
+        op=ONNX,
+        feature="left_window_size",
+        spec=FEATURES["left_window"],
+        inputs=QKV,
+        attributes={**ONNX_HEADS, "is_causal": 1, "left_window_size": 3},
+        opset=25,
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from mha_export.states import CapabilityState
 from mha_export.targets._capabilities import (
     Capabilities,
     Capability,
+    Unfinished,
+    cache_file,
     read_cached,
     write_cached,
 )
@@ -83,8 +86,9 @@ def probe(
         target: which one; unavailable gives an empty matrix.
         precision: of a runtime that chooses its own.
         dtypes: of the graphs; fp32 alone where the runtime is told its precision.
-        quick: the commonest features in fp32 only; not remembered.
+        quick: the commonest features in fp32 only; the matrix is not remembered.
         fresh: probe even where the matrix of this runtime version and device is known.
+            A probing that was ended is gone on with all the same.
         progress: told the cell, how many are done, and how many there are.
     """
     availability = target.availability()
@@ -96,12 +100,18 @@ def probe(
             return known
     wanted = (DType.FP32,) if quick or precision in COMPUTED_IN else tuple(dtypes)
     probes = list(_probes(target, precision, wanted, quick=quick))
+    unfinished = Unfinished(cache_file(target, precision, availability))
     rows = []
     with Worker() as worker:
         for done, one in enumerate(probes):
             if progress is not None:
                 progress(f"{one.form}/{one.feature}/{one.dtype.value}", done, len(probes))
-            rows.append(probe_one(worker, target.name, precision, one))
+            digest = _digest(one)
+            row = unfinished.get(digest)
+            if row is None:
+                row = probe_one(worker, target.name, precision, one)
+                unfinished.add(digest, row)
+            rows.append(row)
     found = Capabilities(
         target=target.name,
         precision=precision,
@@ -114,7 +124,14 @@ def probe(
     )
     if not quick:
         write_cached(target, precision, availability, found)
+        unfinished.remove()
     return found
+
+
+def _digest(one: Probe) -> str:
+    """Of what a probe asks: its graph, the spec it is judged by, and the cases it runs on."""
+    asked = repr((one.form, one.feature, one.spec, one.computed_in, one.scenarios))
+    return hashlib.sha256(model_bytes(one.model) + asked.encode()).hexdigest()[:16]
 
 
 def _probes(

@@ -30,15 +30,11 @@ class TargetRequest:
 
 
 @cache
-def _registry() -> dict[str, Target]:
+def all_targets() -> dict[str, Target]:
+    """Every known target by name, installed or not."""
     found = {target.name: target for target in members("mha_export.targets", "TARGET")}
     order = {name: place for place, name in enumerate(FIRST)}
     return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
-
-
-def all_targets() -> tuple[Target, ...]:
-    """Every known target, installed or not."""
-    return tuple(_registry().values())
 
 
 def target_named(name: str) -> Target:
@@ -48,10 +44,10 @@ def target_named(name: str) -> Target:
         mha_export.errors.InputError: there is none; the message lists those there are.
     """
     try:
-        return _registry()[name]
+        return all_targets()[name]
     except KeyError:
         raise InputError(
-            f"unknown target '{name}'", fix=f"expected one of: {', '.join(_registry())}, all"
+            f"unknown target '{name}'", fix=f"expected one of: {', '.join(all_targets())}, all"
         ) from None
 
 
@@ -85,7 +81,7 @@ def parse_targets(texts: Iterable[str]) -> tuple[TargetRequest, ...]:
     requests: dict[str, TargetRequest] = {}
     for text in texts:
         found = (
-            [TargetRequest(target=t) for t in all_targets() if _builds(t)]
+            [TargetRequest(target=t) for t in all_targets().values() if _builds(t)]
             if text == "all"
             else [parse_target(text)]
         )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mha_export.errors import InputError
 from mha_export.forms import FormParams, all_forms, form_named
 from mha_export.oracle import attention
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, DType, MaskSpec
@@ -164,6 +165,36 @@ def test_the_cache_is_keyed_by_version_and_survives_damage(tmp_path, monkeypatch
     assert read_cached(target, None, here) is None
 
 
+def _capability_file(path, **row) -> str:
+    cells = [cell.to_json() for cell in ROWS]
+    document = {"targets": [{"target": "openvino:bf16", "capabilities": cells, **row}]}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return str(path)
+
+
+def test_a_capability_file_comes_before_all_else(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MHA_EXPORT_CACHE", str(tmp_path))
+    target = target_named("openvino")
+    monkeypatch.setenv(
+        "MHA_EXPORT_CAPABILITIES", _capability_file(tmp_path / "caps.json", version="9.9")
+    )
+    found = capabilities_for(target, "bf16")
+    assert (found.source, found.version, found.rows) == ("given", "9.9", ROWS)
+    assert found.refusal("ort-gqa", CAUSAL.replace(softcap=1.0)) is not None
+    assert capabilities_for(target).source == "shipped", "the file says nothing of f32"
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"targets": [{"target": "cpu"}]}'])
+def test_a_capability_file_that_is_none_is_bad_input(text, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "caps.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("MHA_EXPORT_CAPABILITIES", str(path))
+    with pytest.raises(InputError, match=r"caps\.json") as caught:
+        capabilities_for(target_named("cpu"))
+    assert "doctor -o" in str(caught.value.fix)
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -178,7 +209,7 @@ def test_an_absent_target_probes_to_an_empty_matrix() -> None:
     assert found.source == "none"
 
 
-@pytest.mark.parametrize("target", all_targets(), ids=lambda target: target.name)
+@pytest.mark.parametrize("target", all_targets().values(), ids=lambda target: target.name)
 def test_shipped_matrices_are_sound(target) -> None:
     known = set(all_forms())
     for precision in (None, *target.precisions):

@@ -25,12 +25,14 @@ EXPECTED = {
         (GQA, "past"): OK,
         (ONNX, "past_is_causal"): OK,
         (ONNX, "nonpad_kv_seqlen"): OK,
+        (ONNX, "left_window_size"): OK,
         ("onnx", "rotary_half"): OK,
     },
     ("reference", "1.23.2"): {
         (MHA, "plain"): AT_LOAD,
         (ONNX, "past_is_causal"): OK,
         (ONNX, "softcap"): OK,
+        (ONNX, "left_window_size"): OK,
     },
     ("openvino", "2026.4.0"): {
         (GQA, "past"): OK,
@@ -39,6 +41,7 @@ EXPECTED = {
         (GQA, "fixed_past"): WRONG,
         (MHA, "key_padding_mask"): OK,
         (ONNX, "past_is_causal"): OK,
+        (ONNX, "left_window_size"): WRONG,
         ("onnx", "rotary_half"): OK,
     },
     ("webgpu", "0.4.0 (onnxruntime 1.32.0)"): {

@@ -18,7 +18,7 @@ from mha_export.targets import (
     target_named,
 )
 
-TARGETS = all_targets()
+TARGETS = list(all_targets().values())
 
 
 def test_the_registry_begins_with_the_dependable_ones_and_has_no_duplicates() -> None:
