@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.caches._edits import FromEnd, SetEntry, TakeRows, WholeShape
+from mha_export.caches._edits import Edit, FirstRows, SetEntry, TakeRows, WholeShape
 from mha_export.caches._names import Naming
 from mha_export.caches._rows import RowTaker
 from mha_export.caches._strip import Pasts
@@ -18,7 +18,7 @@ from mha_export.decode.layout import Growth
 from mha_export.forms import FormParams, Scope, form_named
 from mha_export.forms._layout import LENGTH_AXIS, as_layout, dimension, ints, ir_dtype
 from mha_export.operands import Heads, Layout, Operands, RotaryTables
-from mha_export.recognise import Site
+from mha_export.recognise import Recognition, Site, Verdict
 from mha_export.rewrite._clone import ClonedModel
 from mha_export.rewrite._emit import Emission
 from mha_export.rewrite._splice import remove_dead_nodes, restore_order, splice
@@ -56,6 +56,7 @@ class CachedGraph:
         self._naming = Naming(self.model, found, growth)
         self._scope = Scope(self._naming.prefix, opset=model_opset(self.model))
         self._tensors: list[CacheTensor] = []
+        self._made: dict[str, Site] = {}
         self._wholes: dict[ir.Value, ir.Value] = {}
 
     def build(self) -> CacheLayout:
@@ -80,11 +81,26 @@ class CachedGraph:
             graph.register_initializer(value)
         for copy, emission in emissions:
             splice(self.model, copy, emission)
-        graph.outputs.extend(value for value in self._presents if not value.is_graph_output())
+        graph.outputs.extend(self._presents)
         self._state_shapes()
         remove_dead_nodes(self.model)
         restore_order(self.model)
         return self._naming.layout(tuple(self._tensors))
+
+    def recognition(self, verdicts: Sequence[Verdict]) -> Recognition:
+        """What recognition says of the built model, without looking at it again.
+
+        Args:
+            verdicts: of the original.
+        """
+        found: list[Verdict] = []
+        for verdict in verdicts:
+            if isinstance(verdict, Site):
+                found.append(self._made[verdict.id])
+            else:
+                anchor = self._node(verdict.anchor)
+                found.append(dataclasses.replace(verdict, anchor=anchor))
+        return Recognition(model=self.model, verdicts=tuple(found))
 
     # Inputs, and the numbers everything is counted from.
 
@@ -142,7 +158,7 @@ class CachedGraph:
 
     # Edits outside the attentions.
 
-    def _carry_out(self, edit: TakeRows | SetEntry | WholeShape | FromEnd) -> None:
+    def _carry_out(self, edit: Edit) -> None:
         node = self._node(edit.node)
         if isinstance(edit, WholeShape):
             self._tell_whole(edit, node)
@@ -151,8 +167,13 @@ class CachedGraph:
         assert original is not None
         if isinstance(edit, TakeRows):
             value = self._taker.rows(original, edit.axis)
+        elif isinstance(edit, FirstRows):
+            inputs = [self._image(original), ints(self._scope, 0), self._new]
+            inputs.append(ints(self._scope, edit.axis))
+            value = self._scope.op("Slice", inputs, dtype=_INT64)
         elif isinstance(edit, SetEntry):
-            value = self._open_entry(edit, original, node)
+            number = None if edit.number is None else ints(self._scope, edit.number)
+            value = self._with_entry(original, edit.entry, number)
         else:
             last = ints(self._scope, -1)
             current = node.inputs[edit.index]
@@ -164,11 +185,6 @@ class CachedGraph:
                     np.full(self._found.look.shapes(original)[0], -1, np.int64), hint="last"
                 )
         node.replace_input_with(edit.index, value)
-
-    def _open_entry(self, edit: SetEntry, original: ir.Value, node: ir.Node) -> ir.Value:
-        if edit.number is not None:
-            return self._with_entry(original, edit.entry, ints(self._scope, edit.number))
-        return self._with_entry(original, edit.entry, None)
 
     def _with_entry(self, shape: ir.Value, entry: int, number: ir.Value | None) -> ir.Value:
         """A shape vector with one entry another; None: what it is, per new token."""
@@ -248,6 +264,18 @@ class CachedGraph:
         for kind, made in (("key", emitted.present_key), ("value", emitted.present_value)):
             if made is not None and self._owner[index] == index:
                 pairs += self._present(index, kind, made, copy)
+        self._made[site.id] = dataclasses.replace(
+            copy,
+            spec=spec,
+            operands=operands,
+            output=dataclasses.replace(copy.output, value=output),
+            qk_output=emitted.qk_output,
+            present_key=emitted.present_key if self._owner[index] == index else None,
+            present_value=emitted.present_value if self._owner[index] == index else None,
+            anchor=next(node for node in scope.nodes if node.op_type == "Softmax"),
+            nodes=tuple(scope.nodes),
+            fused_as=None,
+        )
         return copy, Emission(
             nodes=tuple(scope.nodes),
             initializers=tuple(scope.initializers),
@@ -274,6 +302,7 @@ class CachedGraph:
         if old is not None:
             return [(old.value, made.value)]
         made.value.name = name
+        made.value.type = past.value.type
         made.value.shape = self._naming.cache_shape(past.layout, past.heads, past.dim, grown=True)
         self._presents.append(made.value)
         return []

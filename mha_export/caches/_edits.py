@@ -61,4 +61,13 @@ class FromEnd:
     """Which entry of a one-dimensional index; None: all of it."""
 
 
-Edit = TakeRows | SetEntry | WholeShape | FromEnd
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FirstRows:
+    """Places counted from the first of all tokens: counted from the first of the new ones."""
+
+    node: ir.Node
+    index: int
+    axis: int
+
+
+Edit = TakeRows | SetEntry | WholeShape | FromEnd | FirstRows

@@ -54,7 +54,9 @@ class Naming:
 
     def cache_shape(self, layout: Layout, heads: int, dim: int, *, grown: bool = False) -> ir.Shape:
         length = self._whole_symbol if grown else self._past_symbol
-        ordered = [heads, length] if layout is Layout.BHSD else [length, heads]
+        ordered: list[int | str] = [length, heads]
+        if layout is Layout.BHSD:
+            ordered.reverse()
         return ir.Shape([self._batch, *ordered, dim])
 
     def state_lengths(self, tensors: Sequence[CacheTensor]) -> None:

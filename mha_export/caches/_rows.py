@@ -69,6 +69,7 @@ class RowTaker:
         if node.op_type in _EACH:
             return self._each(node, axis)
         way = {
+            "ConstantOfShape": self._constant,
             "Expand": self._expand,
             "Gather": self._gather,
             "MatMul": self._matmul,
@@ -91,6 +92,10 @@ class RowTaker:
             else:
                 inputs.append(self._image(item))
         return self._again(node, inputs)
+
+    def _constant(self, node: ir.Node, axis: int) -> ir.Value:
+        shape = self._entries_set(_input(node, 0), axis, self._new_tokens)
+        return self._again(node, [shape])
 
     def _range(self, node: ir.Node, axis: int) -> ir.Value | None:
         start, _, step = (_input(node, i) for i in range(3))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mha_export.caches._edits import FromEnd, Rows, SetEntry, WholeShape
+from mha_export.caches._edits import FirstRows, FromEnd, Rows, SetEntry, WholeShape
 from mha_export.caches._step import Step, aligned
 
 States = Sequence[Rows | None]
@@ -132,7 +132,7 @@ def slice_(step: Step) -> States:
     if begin == [n - 1 for n in lengths]:
         step.edits.append(FromEnd(node=step.node, index=1, entry=place))
         return [None]
-    step.mixed("selects tokens by their place")
+    return step.mixed("selects tokens by their place")
 
 
 def gather(step: Step) -> States:
@@ -144,12 +144,13 @@ def gather(step: Step) -> States:
     if indices is not None:
         step.mixed("selects tokens by tokens")
     if data.axis == axis:
-        return [_last(step, data)]
+        _check_last(step, data)
+        return [None]
     moved = data.axis if data.axis < axis else data.axis + step.rank(1) - 1
     return [Rows(axis=moved, inner=data.inner)]
 
 
-def _last(step: Step, data: Rows) -> None:
+def _check_last(step: Step, data: Rows) -> None:
     """The last of all tokens is the last of the new ones; any other may be in the cache."""
     value = step.value(1)
     if data.inner == 1 and step.look.is_constant(value, -1):
@@ -174,6 +175,40 @@ def along_another(step: Step) -> States:
     if step.axis("axis", 0, step.rank(0)) == found.axis:
         step.mixed("moves entries between tokens")
     return [found]
+
+
+def scatter_nd(step: Step) -> States:
+    """Whole slices behind the indexed axes go to places that are the same for every token."""
+    data, indices, updates = step.states
+    depth = step.shape(1)[-1]
+    shift = step.rank(1) - 1 - depth
+    found = step.look.arrays(step.value(1))
+    if indices is not None or found is None:
+        step.mixed("writes where the tokens say")
+    assert found is not None
+    at = data if data is not None else updates and Rows(axis=updates.axis - shift)
+    assert at is not None
+    if at.axis < depth and shift == -1 and all(_stays(array, at.axis) for array in found):
+        # One place an entry, each in its own row of tokens: the new ones' rows start at 0.
+        step.edits.append(FirstRows(node=step.node, index=1, axis=at.axis))
+        shift = 0
+    elif at.axis < depth or at.inner != 1 or not np.array_equal(*found):
+        step.mixed("moves entries between tokens")
+    for index, state, axis in ((0, data, at.axis), (2, updates, at.axis + shift)):
+        if state is None:
+            step.take_rows(index, axis)
+        elif state != Rows(axis=axis):
+            step.mixed("moves entries between tokens")
+    return [at]
+
+
+def _stays(indices: np.ndarray, axis: int) -> bool:
+    """Whether place [.., i, ..] speaks of row i of ``axis``, and else the same for every i."""
+    own = np.moveaxis(indices[..., axis], axis, 0)
+    count = own.shape[0]
+    rows = np.arange(count).reshape(count, *[1] * (own.ndim - 1))
+    rest = np.moveaxis(np.delete(indices, axis, axis=-1), axis, 0)
+    return bool(np.all(own == rows) and np.all(rest == rest[:1]))
 
 
 def one_hot(step: Step) -> States:
@@ -227,6 +262,7 @@ SHAPE_RULES: dict[str, Callable[[Step], States]] = {
     "Pad": pad,
     "Reshape": reshaped,
     "ScatterElements": along_another,
+    "ScatterND": scatter_nd,
     "Shape": shape_of,
     "Slice": slice_,
     "Split": split,

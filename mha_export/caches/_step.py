@@ -66,7 +66,7 @@ class Step:
         return found[0]
 
     def take_rows(self, index: int, axis: int) -> None:
-        """Input ``index`` speaks of all tokens along ``axis``: only the new ones' part is wanted."""
+        """Cut input ``index``, which speaks of all tokens along ``axis``, to the new ones."""
         self.edits.append(TakeRows(node=self.node, index=index, axis=axis))
 
     def mixed(self, what: str) -> NoReturn:

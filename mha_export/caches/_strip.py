@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from mha_export.caches._refusal import Refused
 from mha_export.forms import Scope
-from mha_export.forms._layout import dimension, ints
+from mha_export.forms._layout import LENGTH_AXIS, dimension, ints
 from mha_export.operands import Heads, Layout
 from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context
@@ -38,7 +38,7 @@ class Emptied:
 
 
 def without_past(model: ir.Model, sites: Sequence[Site]) -> Emptied:
-    """A copy in which all tokens are new ones. Its past inputs are there, and nothing reads them."""
+    """A copy in which all tokens are new ones. Past inputs are still there, with 0 tokens."""
     samples = sized_sites(sites[0], Context(model))
     if not samples:
         raise Refused(
@@ -58,7 +58,10 @@ def without_past(model: ir.Model, sites: Sequence[Site]) -> Emptied:
     graph.extend(scope.nodes)
     for value in scope.initializers:
         graph.register_initializer(value)
-    _unite_lengths(model, graph, samples)
+    new = _unite_lengths(model.graph.inputs, graph.inputs, samples, None)
+    if new is None:
+        raise Refused("length-fixed", "no input is as long as the new tokens")
+    _unite_lengths(model.graph.outputs, graph.outputs, samples, new)
     for node in graph.all_nodes():
         for value in node.outputs:
             if not value.is_graph_output():
@@ -82,11 +85,15 @@ def _empty(heads: Heads, site: Site, covered: set[ir.Node], scope: Scope, graph:
             value=past,
             nodes=[site.anchor],
         )
+    if past.shape is not None:
+        dims = list(past.shape)
+        dims[LENGTH_AXIS[heads.layout]] = 0
+        past.shape = ir.Shape(dims)
     readers = [(node, index) for node, index in past.uses() if node not in covered]
     if not readers:
         return
     sizes = [heads.heads, 0] if heads.layout is Layout.BHSD else [0, heads.heads]
-    batch = dimension(scope, site.operands.query.value, 0)
+    batch = dimension(scope, past, 0)
     parts = [batch, ints(scope, *sizes, heads.dim)]
     shape = scope.op("Concat", parts, {"axis": 0}, dtype=ir.DataType.INT64)
     dtype = past.dtype or ir.DataType.FLOAT
@@ -96,28 +103,33 @@ def _empty(heads: Heads, site: Site, covered: set[ir.Node], scope: Scope, graph:
         node.replace_input_with(index, empty)
 
 
-def _unite_lengths(model: ir.Model, graph: ir.Graph, samples: Sequence[SizedSite]) -> None:
-    """Axes as long as past and new tokens together are now as long as the new ones."""
-    shapes = [
-        [sample.view.shape(value) or () for value in model.graph.inputs] for sample in samples
-    ]
-    new: ir.SymbolicDim | int | None = None
+def _unite_lengths(
+    values: Sequence[ir.Value],
+    copies: Sequence[ir.Value],
+    samples: Sequence[SizedSite],
+    new: ir.SymbolicDim | None,
+) -> ir.SymbolicDim | None:
+    """Make axes as long as past and new tokens together as long as the new ones, called ``new``.
+
+    Returns:
+        What the new tokens' length is called, where none was given.
+    """
     whole: list[tuple[ir.Value, int]] = []
-    for place, value in enumerate(graph.inputs):
-        if value.shape is None:
-            continue
-        for axis, dim in enumerate(value.shape):
-            sizes = [shape[place][axis] for shape in shapes]
-            if isinstance(dim, int):
+    for value, copy in zip(values, copies, strict=True):
+        shapes = [sample.view.shape(value) for sample in samples]
+        for axis, dim in enumerate(copy.shape or ()):
+            if isinstance(dim, int) or axis == 0:
                 continue
-            if axis > 0 and sizes == [sample.s for sample in samples]:
-                new = dim
-            elif axis > 0 and sizes == [sample.t for sample in samples]:
-                whole.append((value, axis))
-    if new is None:
-        raise Refused("length-fixed", "no input is as long as the new tokens")
+            sizes = [None if shape is None else shape[axis] for shape in shapes]
+            if sizes == [sample.s for sample in samples]:
+                new = new or dim
+            elif sizes == [sample.t for sample in samples]:
+                whole.append((copy, axis))
     for value, axis in whole:
         assert value.shape is not None
+        if new is None:
+            break
         dims = list(value.shape)
         dims[axis] = new
         value.shape = ir.Shape(dims)
+    return new

@@ -24,11 +24,13 @@ class Cached:
     """A decoder with a cache, its attentions in plain ops, not yet proven.
 
     Attributes:
+        recognition: the attentions of ``model``.
         rows: outputs of each new token, and the axis they are along; other outputs are the last's.
         reach: tokens it takes to look past every window and chunk.
     """
 
     model: ir.Model
+    recognition: Recognition
     layout: CacheLayout
     rows: Mapping[str, int]
     reach: int
@@ -65,7 +67,13 @@ def _with_cache(recognition: Recognition, growth: Growth) -> Cached:
     outputs = {value: value.name or "" for value in model.graph.outputs}
     rows = {name: found.states[v].axis for v, name in outputs.items() if v in found.states}
     reach = max(_reach(site.spec.mask) for site in sites)
-    return Cached(model=graph.model, layout=layout, rows=rows, reach=reach)
+    return Cached(
+        model=graph.model,
+        recognition=graph.recognition(recognition.verdicts),
+        layout=layout,
+        rows=rows,
+        reach=reach,
+    )
 
 
 def _reach(mask: MaskSpec) -> int:

@@ -158,9 +158,7 @@ def step_feeds(
     return feeds
 
 
-def _cases(
-    original: ir.Model, layout: CacheLayout, tokens: int, seed: int
-) -> Iterator[ModelCase]:
+def _cases(original: ir.Model, layout: CacheLayout, tokens: int, seed: int) -> Iterator[ModelCase]:
     """The battery's cases in which all tokens are new ones."""
     dims: dict[str, int] = {}
     along = {*layout.tokens, layout.positions, layout.mask}
@@ -278,7 +276,7 @@ def _summary(
     return StepProof(
         engine=engine,
         against=against,
-        status="fail" if status in ("error", "fail") else status,
+        status="fail" if status == "error" else status,
         tokens=tokens,
         cases=tuple(names),
         steps=steps,
