@@ -47,6 +47,8 @@ def command(
 ) -> None:
     """Export SOURCE, compile, prove and time it with every target found here, and report.
 
+    SOURCE may be an export folder: it is then checked as it is.
+
     \b
     Example:
       mha-export check model.onnx -o out

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mha_export.jobs._located import in_words, located
 from mha_export.jobs._subject import Candidate, Subject
 from mha_export.measure.failures import keep_failures, replay_of
 from mha_export.measure.parity import check_parity, reason_of, status_of
@@ -91,9 +92,11 @@ class Trial:
                 stem=f"{self.subject.name}.{self.candidate.name}".translate(_FILE_NAME),
                 command=self._replay,
             )
-        record = self.record(
-            status=status, reason=reason_of(parity), parity=parity, replay=replay_of(parity)
-        )
+        reason = reason_of(parity)
+        if status == "fail":
+            parity = located(parity, self.subject, self.candidate, expected)
+            reason = f"{reason}; {in_words(parity)}"
+        record = self.record(status=status, reason=reason, parity=parity, replay=replay_of(parity))
         return record if status in ("fail", "error") else self._with_placement(record)
 
     def record(self, **more: Any) -> ResultRecord:

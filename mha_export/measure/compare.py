@@ -94,6 +94,18 @@ def _with_difference(
     guilty, wrong = (b, parity) if status_of(parity) in ("fail", "error") else (a, own or parity)
     bad = {case.name for case in wrong.by_case if case.status in ("fail", "error")}
     case = next(item.case for item in expected if item.case.name in bad)
+    first, pairs = first_parting(a, b, guilty, case, reason_of(wrong) or "the outputs differ")
+    return dataclasses.replace(record, first_difference=first, sites=pairs)
+
+
+def first_parting(
+    a: Side, b: Side, guilty: Side, case: ModelCase, reason: str
+) -> tuple[DifferenceRecord, tuple[SitePairRecord, ...]]:
+    """The first site and stage where ``b`` departs from ``a`` on a case that failed.
+
+    The graphs are asked first. Where they agree, each attention of ``guilty`` is run by itself on
+    its engine; where these are right too, the stage is ``outside``, with ``reason``.
+    """
     first: DifferenceRecord | None = None
     pairs: tuple[SitePairRecord, ...] = ()
     if a.model is not b.model:
@@ -104,10 +116,10 @@ def _with_difference(
         first = DifferenceRecord(
             site="",
             stage="outside",
-            message=f"every attention agrees; {reason_of(wrong) or 'the outputs differ'}",
+            message=f"every attention agrees; {reason}",
             case=case.name,
         )
-    return dataclasses.replace(record, first_difference=first, sites=pairs)
+    return first, pairs
 
 
 def _severity(status: str) -> int:

@@ -3,7 +3,8 @@
 Sessions of one process slow each other three to ten times when their idle threads spin; the
 workers run with spinning off, and only one of them works at a time. The order of a round is
 shuffled. Each turn begins with a run that does not count: another candidate has had the caches
-since.
+since. Every few rounds each candidate is loaded anew, for where its memory happens to lie makes
+a session a percent faster or slower than its twin.
 Ratios are taken within rounds, so a machine that slows down for a while slows both sides. Rounds
 go on until the intervals are narrow or the time is up, so a restless machine is measured longer.
 """
@@ -11,6 +12,7 @@ go on until the intervals are narrow or the time is up, so a restless machine is
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,9 +33,11 @@ class LatencySettings:
 
     Attributes:
         rounds: how often the candidates take turns, at least.
-        interval: rounds go on until the interval of every median is this narrow, relative to it,
-            and that of every ratio this narrow, absolutely.
+        interval: rounds go on until every interval is this narrow: that of the ratios where there
+            is a baseline, else that of the medians, relative to them.
         most_rounds: but no more rounds than this.
+        stretch: after so many rounds every candidate is loaded anew; after more where loading
+            takes longer than the turns in between.
         turn_ms: how long a turn should take; its runs follow from the first timings.
         warmup_ms: how long each candidate runs before the first round.
         most_ms: how long the turns of the slowest candidate may take together; no more rounds are
@@ -42,8 +46,9 @@ class LatencySettings:
         seed: of the order and of the resampling.
     """
 
-    rounds: int = 25
-    interval: float = 0.035
+    rounds: int = 30
+    stretch: int = 3
+    interval: float = 0.04
     most_rounds: int = 200
     turn_ms: float = 120.0
     warmup_ms: float = 400.0
@@ -55,7 +60,7 @@ class LatencySettings:
     def quick(cls, *, seed: int = 0) -> LatencySettings:
         """A tenth of the default time, however restless the machine."""
         return cls(
-            rounds=8, most_rounds=8, turn_ms=40.0, warmup_ms=80.0, most_ms=2_000.0, seed=seed
+            rounds=9, most_rounds=9, turn_ms=40.0, warmup_ms=80.0, most_ms=2_000.0, seed=seed
         )
 
 
@@ -92,6 +97,7 @@ class _Turns:
         self.warmup = 0
         self.runs = 1
         self.turn_ms = 0.0
+        self.load_ms = 0.0
         self.rounds: list[Sequence[float]] = []
         self._settings = settings
 
@@ -116,6 +122,17 @@ class _Turns:
         times = self._time(repeats=self.runs, warmup=1)
         if times is not None:
             self.rounds.append(times)
+
+    def load_anew(self) -> None:
+        """A fresh session in place of the one there is."""
+        if self.problem is not None:
+            return
+        outcome = self.contender.worker.load(self.contender.graph, limits=self._settings.limits)
+        if not outcome.ok or outcome.value is None:
+            self.problem = outcome.reason
+            return
+        self.load_ms = max(self.load_ms, outcome.value.load_ms)
+        self._time(repeats=1, warmup=1)
 
     def _time(self, *, repeats: int, warmup: int) -> Sequence[float] | None:
         if self.problem is not None:
@@ -168,12 +185,16 @@ def measure_latency(
     for name in names:
         turns[name].warm_up()
     least, most = _rounds(turns.values(), settings)
-    done = 0
+    done = since = 0
     while done < least or (done < most and _wide(turns, baseline, settings)):
         for _ in range(min(least, most - done)):
+            if since >= _stretch(turns.values(), settings):
+                since = 0
+                for name in names:
+                    turns[name].load_anew()
             for index in order.permutation(len(names)):
                 turns[names[index]].turn()
-            done += 1
+            done, since = done + 1, since + 1
     return {name: _timing(turns, name, baseline, settings) for name in names}
 
 
@@ -185,12 +206,20 @@ def _rounds(turns: Iterable[_Turns], settings: LatencySettings) -> tuple[int, in
     return min(settings.rounds, most), most
 
 
+def _stretch(turns: Iterable[_Turns], settings: LatencySettings) -> int:
+    """Rounds between two loads: loading takes at most as long as they do."""
+    shares = [turn.load_ms / turn.turn_ms for turn in turns if turn.turn_ms]
+    return max(settings.stretch, math.ceil(max(shares, default=0.0)))
+
+
 def _wide(turns: Mapping[str, _Turns], baseline: str | None, settings: LatencySettings) -> bool:
     """Whether an interval is still wider than asked for; one that failed has none."""
     timings = [_timing(turns, name, baseline, settings) for name in turns]
-    intervals = [t.latency.interval for t in timings if t.latency is not None]
-    intervals += [t.vs.high - t.vs.low for t in timings if t.vs is not None]
-    return any(width is None or width > settings.interval for width in intervals)
+    if baseline is not None and turns[baseline].problem is None:
+        intervals = [t.vs.high - t.vs.low for t in timings if t.vs is not None]
+    else:
+        intervals = [t.latency.interval or 0.0 for t in timings if t.latency is not None]
+    return any(width > settings.interval for width in intervals)
 
 
 def _timing(
@@ -207,10 +236,17 @@ def _timing(
     if baseline is not None and baseline != name:
         base = turns[baseline]
         if base.problem is None:
-            vs = ratio_of(own.array(), base.array(), name=baseline, seed=settings.seed)
+            vs = ratio_of(
+                own.array(),
+                base.array(),
+                name=baseline,
+                stretch=_stretch(turns.values(), settings),
+                seed=settings.seed,
+            )
     return Timing(
         latency=latency_of(
             own.array(),
+            stretch=_stretch(turns.values(), settings),
             warmup=own.warmup + len(own.rounds),
             timer=TIMER,
             threads=own.contender.threads,

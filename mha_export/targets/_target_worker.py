@@ -137,6 +137,7 @@ def _compile(target: str, program: Program, options: CompileOptions) -> Artifact
 
 
 def _load(artifact: Artifact, graph: str) -> Loaded:
+    _sessions.pop((artifact.files, graph), None)  # before another takes as much memory
     started = time.perf_counter()
     loaded = artifact.load(graph)
     load_ms = (time.perf_counter() - started) * 1e3

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,31 @@ def test_check_stops_where_the_export_failed(encoder18: Path, tmp_path: Path) ->
     result = check_source(encoder18, out=tmp_path / "out", targets=["cpu"], options=options)
     assert result.exit_code == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_folder_is_checked_as_it_is(
+    exported: Path, encoder_scaled: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(exported, broken)
+    shutil.copy(encoder_scaled, broken / "cpu.onnx")
+    found = {
+        folder: check_source(folder, targets=["cpu"], out=tmp_path / "o", options={"quick": True})
+        for folder in (exported, broken)
+    }
+    assert found[exported].exit_code == 0
+    assert found[broken].exit_code == 1
+    assert any(
+        "parts from the original at layer.0.self, scores" in n for n in found[broken].notices
+    )
+    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    assert "layer.0.self, scores: scale is 0.424264, not 0.353553" in page
+
+
+def test_nothing_steers_an_export_that_is_there(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is an export already"):
+        check_source(exported, out=tmp_path / "o", options={"form": "onnx"})
+    assert not (tmp_path / "o").exists()
 
 
 def test_results_of_two_models_make_one_report(encoder: Path, tmp_path: Path) -> None:

@@ -69,6 +69,9 @@ def test_a_wrong_variant_fails_and_its_inputs_replay(
     assert result.exit_code == 1
     wrong = next(row for row in result.document["results"] if row["variant"] == "cpu")
     assert wrong["status"] == "fail"
+    first = wrong["parity"]["first_difference"]
+    assert (first["site"], first["stage"]) == ("layer.0.self", "scores")
+    assert "at layer.0.self, scores: scale is 0.424264, not 0.353553" in wrong["reason"]
     *_, inputs = wrong["replay"].split()
     with np.load(inputs) as arrays:
         assert arrays["hidden_states"].shape[1] <= 2, "the failing case was shrunk"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from mha_export.measure import (
 from mha_export.measure.roofline import Ceilings, Work, rates
 from mha_export.measure.statistics import latency_of, ratio_of
 from mha_export.report.records import MachineRecord
-from mha_export.targets import Outcome
+from mha_export.targets import Loaded, Outcome
 
 SETTINGS = LatencySettings(rounds=6, turn_ms=4.0, warmup_ms=4.0, seed=1)
 
@@ -26,18 +27,25 @@ SETTINGS = LatencySettings(rounds=6, turn_ms=4.0, warmup_ms=4.0, seed=1)
 class FakeWorker:
     """Answers with times from a list of milliseconds a run; notes each call in ``log``."""
 
-    def __init__(self, name: str, ms: float, log: list[str], dies_at: int | None = None) -> None:
+    def __init__(
+        self, name: str, ms: float, log: list[tuple[str, int]], dies_at: int | None = None
+    ) -> None:
         self.name, self.ms, self.log, self.dies_at = name, ms, log, dies_at
-        self.calls = 0
+        self.calls = self.loads = 0
+        self.load_ms = 0.5
 
     def time(
         self, inputs: Mapping[str, np.ndarray], graph: str, *, repeats: int, warmup: int, **_: Any
     ) -> Outcome[Sequence[float]]:
         self.calls += 1
-        self.log.append(self.name)
+        self.log.append((self.name, repeats))
         if self.dies_at is not None and self.calls >= self.dies_at:
             return Outcome(kind="crash", message="killed by SIGSEGV")
         return Outcome(kind="ok", value=[self.ms] * repeats, peak_rss_mb=10.0 * self.calls)
+
+    def load(self, graph: str, **_: Any) -> Outcome[Loaded]:
+        self.loads += 1
+        return Outcome(kind="ok", value=Loaded(load_ms=self.load_ms))
 
 
 def _contender(worker: FakeWorker) -> Contender:
@@ -45,17 +53,17 @@ def _contender(worker: FakeWorker) -> Contender:
 
 
 def test_candidates_take_turns_in_a_shuffled_order() -> None:
-    log: list[str] = []
+    log: list[tuple[str, int]] = []
     workers = [FakeWorker(name, 1.0, log) for name in "abc"]
     measure_latency([_contender(w) for w in workers], settings=SETTINGS)
-    turns = log[-3 * SETTINGS.rounds :]
+    turns = [name for name, runs in log if runs > 1][-3 * SETTINGS.rounds :]
     rounds = [tuple(turns[i : i + 3]) for i in range(0, len(turns), 3)]
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
     assert len(set(rounds)) > 1
 
 
 def test_ratios_refer_to_the_baseline() -> None:
-    log: list[str] = []
+    log: list[tuple[str, int]] = []
     workers = [FakeWorker("raw", 2.0, log), FakeWorker("fast", 0.5, log)]
     found = measure_latency([_contender(w) for w in workers], baseline="raw", settings=SETTINGS)
     assert found["raw"].vs is None
@@ -72,13 +80,28 @@ def test_ratios_refer_to_the_baseline() -> None:
 
 @pytest.mark.parametrize("dies_at", [1, 2, 5], ids=["first run", "probe", "in a round"])
 def test_one_that_dies_does_not_take_the_others_with_it(dies_at: int) -> None:
-    log: list[str] = []
+    log: list[tuple[str, int]] = []
     workers = [FakeWorker("a", 1.0, log), FakeWorker("b", 1.0, log, dies_at=dies_at)]
     found = measure_latency([_contender(w) for w in workers], baseline="b", settings=SETTINGS)
     assert found["b"].latency is None
     assert "SIGSEGV" in (found["b"].problem or "")
     assert found["a"].latency is not None
     assert found["a"].vs is None, "there is no baseline to refer to"
+
+
+@pytest.mark.parametrize(
+    ("load_ms", "loads"),
+    [
+        pytest.param(0.5, 3, id="quick to load: after every stretch"),
+        pytest.param(1e4, 1, id="slow to load: once, to know that it is slow"),
+    ],
+)
+def test_candidates_are_loaded_anew_between_stretches(load_ms: float, loads: int) -> None:
+    worker = FakeWorker("a", 1.0, [])
+    worker.load_ms = load_ms
+    settings = dataclasses.replace(SETTINGS, rounds=12)
+    measure_latency([_contender(worker)], settings=settings)
+    assert worker.loads == loads
 
 
 def test_a_baseline_must_be_a_contender() -> None:
@@ -134,8 +157,8 @@ def test_this_machine_has_a_stable_record() -> None:
 @pytest.mark.parametrize(
     ("turn_ms", "rounds"),
     [
-        pytest.param(10.0, (25, 200), id="fast: all rounds"),
-        pytest.param(600.0, (25, 50), id="slower: some more"),
+        pytest.param(10.0, (30, 200), id="fast: all rounds"),
+        pytest.param(600.0, (30, 50), id="slower: some more"),
         pytest.param(3_000.0, (10, 10), id="slow: as many as there is time for"),
         pytest.param(60_000.0, (5, 5), id="very slow: the least"),
     ],
