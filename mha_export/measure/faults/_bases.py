@@ -43,7 +43,7 @@ class Base:
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def _layer(packing: Any = "separate", **biases: bool) -> ProjectionSpec:
+def _layer(packing: Any = "separate", **biases: Any) -> ProjectionSpec:
     return ProjectionSpec(d_model=32, packing=packing, **biases)
 
 
