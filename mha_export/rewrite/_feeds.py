@@ -221,6 +221,9 @@ class Feeder:
             if found is not None and _says(found, wanted):
                 arrays[source] = candidate
                 return
+        if arrays[source].size == 1 < wanted.size and wanted.dtype.kind in "iu":
+            # One number for all rows of the batch: the largest, which no row can be short of.
+            arrays[source] = np.full(arrays[source].shape, wanted.max(), arrays[source].dtype)
 
     def _positions(self, case: Case) -> np.ndarray:
         given = case.inputs.rotary
