@@ -102,7 +102,12 @@ class _Turns:
         self._settings = settings
 
     def warm_up(self) -> None:
-        """The first run by itself, then enough runs to know how many make a turn."""
+        """The first run by itself, then enough runs to know how many make a turn.
+
+        In a new process: what one has run before, here its parity cases, still shows in the memory
+        of its later sessions, by a percent.
+        """
+        self.contender.worker.restart()
         first = self._time(repeats=1, warmup=0)
         if first is None:
             return

@@ -111,6 +111,10 @@ class TargetWorker:
         job = Job(function=_placement, args=(self._built(), graph))
         return self._worker.call(job, limits=limits or self._limits)
 
+    def restart(self) -> None:
+        """The next request gets a process without a history, and the artifact loaded in it."""
+        self._worker.close()
+
     def close(self) -> None:
         """End the process and remove the files it compiled into a folder of ours."""
         self._worker.close()

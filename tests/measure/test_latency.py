@@ -43,6 +43,9 @@ class FakeWorker:
             return Outcome(kind="crash", message="killed by SIGSEGV")
         return Outcome(kind="ok", value=[self.ms] * repeats, peak_rss_mb=10.0 * self.calls)
 
+    def restart(self) -> None:
+        self.log.append((self.name, 0))
+
     def load(self, graph: str, **_: Any) -> Outcome[Loaded]:
         self.loads += 1
         return Outcome(kind="ok", value=Loaded(load_ms=self.load_ms))
@@ -87,6 +90,13 @@ def test_one_that_dies_does_not_take_the_others_with_it(dies_at: int) -> None:
     assert "SIGSEGV" in (found["b"].problem or "")
     assert found["a"].latency is not None
     assert found["a"].vs is None, "there is no baseline to refer to"
+
+
+def test_no_candidate_is_timed_in_a_process_with_a_history() -> None:
+    log: list[tuple[str, int]] = []
+    measure_latency([_contender(FakeWorker(name, 1.0, log)) for name in "ab"], settings=SETTINGS)
+    for name in "ab":
+        assert next(runs for who, runs in log if who == name) == 0
 
 
 @pytest.mark.parametrize(
