@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from mha_export.decode.layout import KEY, CacheLayout, CacheTensor
+from mha_export.decode.session import DecodeSession
 
-__all__ = ["KEY", "CacheLayout", "CacheTensor"]
+__all__ = ["KEY", "CacheLayout", "CacheTensor", "DecodeSession"]
