@@ -83,6 +83,8 @@ def _look(draft: Draft, step: Replacement, scene: Scene, seed: int) -> tuple[Boo
     for term, array in zip(terms, arrays[:-1], strict=True):
         if array is None:
             return None
+        if term.kind == "floor":
+            continue
         if term.kind == "additive":
             hidden |= np.broadcast_to(array * term.factor <= _HIDING, space)
         else:

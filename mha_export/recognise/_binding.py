@@ -57,13 +57,15 @@ class Meeting:
 class Tensor:
     """A query, key or value: the value that holds it and what lies between it and the product.
 
-    ``heads`` is None where no value of the graph holds it in a layout a form reads.
+    ``heads`` is None where no value of the graph holds it in a layout a form reads; ``derivable``
+    where one at this very stage holds it under more axes.
     """
 
     heads: Heads | None
     stage: Stage
     past: Heads | None = None
     present: Heads | None = None
+    derivable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,10 +153,21 @@ class _Binder:
         best: Bound | None = None
         for shared in dict.fromkeys((roles.shared, 0)):
             made = self._with_sharing(roles, shared)
-            if made.key.heads is not None and made.value.heads is not None:
+            if all(tensor.heads or tensor.derivable for tensor in (made.key, made.value)):
                 return made
             best = best or made
         return best
+
+    def _is_held(self, pattern: Pattern, stage: Stage) -> bool:
+        """Whether some value holds the shared heads under more axes than a form reads."""
+        if stage.past is not None or pattern.offset:
+            return False
+        axes = (pattern.batch, pattern.length, pattern.heads, pattern.channels)
+        wanted = sorted(factor for axis in axes for factor in axis)
+        return all(stride for _, stride in wanted) and any(
+            sorted(factor for axis in view.axes for factor in axis) == wanted
+            for _, view in stage.places(self.scene)
+        )
 
     def _with_sharing(self, roles: Roles, shared: int) -> Bound:
         heads = roles.heads[: len(roles.heads) - shared]
@@ -257,6 +270,10 @@ class _Binder:
             held = None if pattern is None else bound(pattern, stage.places(self.scene))
             if held is not None:
                 found.append(Tensor(heads=held, stage=stage))
+                continue
+            shared = len(heads) < len(roles.heads)
+            if shared and pattern is not None and self._is_held(pattern, stage):
+                found.append(Tensor(heads=None, stage=stage, derivable=True))
         return found
 
     def _tensor(self, name: str, roles: Roles, heads: tuple[Atom, ...]) -> Tensor:

@@ -219,6 +219,8 @@ class Fitting:
         stages = draft.bound.stages[name]
         for index in range(len(stages) - 1, -1, -1):
             stage = stages[index]
+            if draft.tensor(name).derivable and stage is not draft.tensor(name).stage:
+                continue
             if stage.past is not None or any(
                 len(d.bound.stages[name]) <= index for d in self.drafts
             ):

@@ -8,6 +8,7 @@ operand could be bound, with what lies between it and the product.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,9 +136,31 @@ def _next(stage: Stage, way: Way, scene: Scene) -> Stage | None:
 
 def _rotated(stage: Stage, way: Way, scene: Scene) -> Stage | None:
     """Above a rotation of whole heads; one after a normalisation has no name."""
-    source = stage.view.source
     if stage.rotary is not None or stage.norm is not None:
         return None
+    return next(
+        (found for seen in _regrouped(stage, scene) if (found := _turned(seen, way, scene))), None
+    )
+
+
+def _regrouped(stage: Stage, scene: Scene) -> Iterator[Stage]:
+    """The stage, and the same seen from values that hold its source's elements in their order.
+
+    Pairs that were joined on an axis of their own are channels only after the Reshape.
+    """
+    yield stage
+    for value, view in stage.places(scene):
+        dims = scene.dims(value)
+        if value is view.source or dims is None or view.offset or 0 in dims:
+            continue
+        flat = coalesced(factor for axis in view.axes for factor in axis)
+        if flat == coalesced([(math.prod(dims), 1)]):
+            seen = View(value, stage.view.offset, stage.view.axes)
+            yield dataclasses.replace(stage, view=seen)
+
+
+def _turned(stage: Stage, way: Way, scene: Scene) -> Stage | None:
+    source = stage.view.source
     dims, width = scene.dims(source), channels_of(stage.view, way.own)
     if dims is None or len(dims) < 3:
         return None

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout, ScoreMask
 from mha_export.recognise._fit import Fitting
-from mha_export.recognise._mask_placing import place_term
+from mha_export.recognise._mask_steps import (
+    Placed,
+    is_added_to_fill,
+    is_given,
+    kept,
+    placed_steps,
+    summed_steps,
+)
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._score_steps import Term
 from mha_export.recognise._site import Reason
-from mha_export.recognise.masks import MaskTerm, read_mask
+from mha_export.recognise.masks import MaskReading, MaskTerm, read_mask
 from mha_export.spec import Dim, EmptyRow, MaskSpec
-
-ABSORBED_FILL = -1e9
-"""A score added to a constant at or below this is lost in its rounding (the proof says whether)."""
-
-WEAKEST_FILL = -1e4
-"""A constant put in place of a score hides the key only when it is at or below this."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Placed:
-    """A term as a value that broadcasts to [batch, heads, queries, keys]."""
-
-    value: ir.Value
-    kind: Literal["additive", "keep", "hide"]
-    fill: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,70 +36,14 @@ class BoundMask:
 
 def bound_mask(fitting: Fitting, terms: Sequence[Term]) -> BoundMask | Reason:
     """The parts the terms state where they have names, else the mask as the graph holds it."""
-    placed: list[Placed] = []
-    for term in terms:
-        value = place_term(term, fitting)
-        if value is None:
-            return _refused(
-                term,
-                "mask-layout",
-                f"the mask {term.value.name!r} can't be laid out as [batch, heads, queries, keys]",
-            )
-        if term.kind != "additive" and (term.fill is None or term.fill > WEAKEST_FILL):
-            return _refused(
-                term,
-                "fill-too-weak",
-                f"masked scores become {term.fill:g}, which does not hide them",
-            )
-        placed.append(Placed(value=value, kind=term.kind, fill=term.fill))
+    placed = placed_steps(fitting, terms)
+    if isinstance(placed, Reason):
+        return placed
     named = _named(fitting, placed)
     if named is not None:
         return named
-    if _is_added_to_fill(placed):
-        weak = next((t for t in terms if t.fill is not None and t.fill > ABSORBED_FILL), None)
-        if weak is not None:
-            return _refused(
-                weak,
-                "mask-added-to-fill",
-                f"masked scores become {weak.fill:g}, then another mask is added to them: what a "
-                "row without keys gives can't be stated",
-            )
-        placed = [Placed(value=_summed(placed, fitting), kind="additive")]
-    return _raw(fitting, placed)
-
-
-def _is_added_to_fill(placed: Sequence[Placed]) -> bool:
-    """Whether an addition comes after a step that puts a finite number in place of scores."""
-    filled = False
-    for step in placed:
-        if step.kind == "additive" and filled:
-            return True
-        filled = filled or (step.kind != "additive" and step.fill != -np.inf)
-    return False
-
-
-def _summed(placed: Sequence[Placed], fitting: Fitting) -> ir.Value:
-    """All steps, in their order, as what they add to a score of nothing."""
-    kind = fitting.scenes[0].dtype(fitting.draft.scores.start) or ir.DataType.FLOAT
-    total: ir.Value | np.ndarray = np.zeros((), kind.numpy())
-    for step in placed:
-        if step.kind == "additive":
-            blank = isinstance(total, np.ndarray)
-            total = step.value if blank else fitting.derive("Add", [total, step.value])
-        else:
-            fill = np.asarray(step.fill, kind.numpy())
-            total = fitting.derive("Where", [_kept(step, fitting), total, fill])
-    assert isinstance(total, ir.Value)
-    return total
-
-
-def _refused(term: Term, code: str, message: str) -> Reason:
-    return Reason(
-        code=code,
-        message=message,
-        value=term.value.name,
-        nodes=(term.node.name or term.node.op_type,),
-    )
+    steps = summed_steps(fitting, placed, terms)
+    return steps if isinstance(steps, Reason) else _raw(fitting, steps)
 
 
 def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:
@@ -136,7 +72,7 @@ def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:
         heads=draft.roles.q_heads,
         cached=past is not None,
     )
-    if reading is None:
+    if reading is None or not _stands_apart(reading, placed, fitting):
         return None
     operands: dict[str, Any] = {
         name: value
@@ -169,6 +105,19 @@ def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:
         empty_row=_empty_row(fitting, reading.empty_row),
     )
     return BoundMask(spec=spec, operands=operands)
+
+
+def _stands_apart(reading: MaskReading, placed: Sequence[Placed], fitting: Fitting) -> bool:
+    """Whether the additions that are no mask may be named apart from the parts that hide.
+
+    Where hiding puts a finite number, an addition can be as low: one that is given from outside
+    (another mask, in numbers) is, and one that comes later moves rows without keys.
+    """
+    if not reading.rest or reading.fill in (None, "-inf"):
+        return True
+    if any(is_given(term.value, fitting.scenes[0]) for term in reading.rest):
+        return False
+    return reading.empty_row is EmptyRow.NOT_APPLICABLE or not is_added_to_fill(placed)
 
 
 def _empty_row(fitting: Fitting, softmax_alone: EmptyRow) -> EmptyRow:
@@ -204,12 +153,8 @@ def _score_mask(fitting: Fitting, placed: list[Placed]) -> ScoreMask | None:
         return None if value is None else ScoreMask(value=value, kind="additive")
     if any(p.kind == "additive" for p in placed):
         return None
-    value = _joined([_kept(p, fitting) for p in placed], "And", fitting)
+    value = _joined([kept(p, fitting) for p in placed], "And", fitting)
     return None if value is None else ScoreMask(value=value, kind="keep")
-
-
-def _kept(placed: Placed, fitting: Fitting) -> ir.Value:
-    return _negated(placed.value, fitting) if placed.kind == "hide" else placed.value
 
 
 def _raw(fitting: Fitting, placed: list[Placed]) -> BoundMask:
@@ -217,7 +162,7 @@ def _raw(fitting: Fitting, placed: list[Placed]) -> BoundMask:
     draft = fitting.draft
     bias = _joined([p.value for p in placed if p.kind == "additive"], "Add", fitting)
     keeps = [p for p in placed if p.kind != "additive"]
-    keep = _joined([_kept(p, fitting) for p in keeps], "And", fitting)
+    keep = _joined([kept(p, fitting) for p in keeps], "And", fitting)
     absolute = all(p.fill == -np.inf for p in keeps)
     row = EmptyRow.NOT_APPLICABLE
     if keep is not None:
@@ -285,10 +230,3 @@ def _joined(values: list[ir.Value], op: str, fitting: Fitting) -> ir.Value | Non
     for value in values[1:]:
         result = fitting.derive(op, [result, value])
     return result
-
-
-def _negated(value: ir.Value, fitting: Fitting) -> ir.Value:
-    node = value.producer()
-    if node is not None and node.op_type == "Not" and node.inputs[0] is not None:
-        return node.inputs[0]
-    return fitting.derive("Not", [value])

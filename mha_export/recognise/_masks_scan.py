@@ -136,6 +136,8 @@ def _applied(
             return None
         with np.errstate(all="ignore"):
             return array if total is None else total + array
+    if term.kind == "floor":
+        return total if total is None else np.maximum(total, np.asarray(term.fill, total.dtype))
     if array.dtype != np.bool_ or term.fill is None:
         return None
     keep = array if term.kind == "keep" else ~array
@@ -168,7 +170,7 @@ def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
             slopes = _slopes(masks, keeps, subject.heads)
             if slopes is None:
                 return None
-    hiding = [term for term in subject.terms if term.kind != "additive"]
+    hiding = [term for term in subject.terms if term.kind in ("keep", "hide")]
     return Decoded(
         fill=None if fill == "none" else fill,
         replaces=bool(hiding) and isinstance(fill, float),

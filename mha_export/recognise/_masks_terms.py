@@ -15,11 +15,12 @@ class MaskTerm:
     """One step from raw to masked scores, in the order the graph takes them.
 
     ``additive``: float, added. ``keep``: bool, scores become ``fill`` where it is False.
-    ``hide``: bool, scores become ``fill`` where it is True.
+    ``hide``: bool, scores become ``fill`` where it is True. ``floor``: scores below ``fill`` become
+    ``fill`` (the value is that number).
     """
 
     value: ir.Value
-    kind: Literal["additive", "keep", "hide"]
+    kind: Literal["additive", "keep", "hide", "floor"]
     fill: float | None = None
 
 

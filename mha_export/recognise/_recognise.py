@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from mha_export.evaluator import Evaluator
-from mha_export.recognise._anchors import anchor_of
+from mha_export.recognise._anchors import anchor_of, is_like_softmax
 from mha_export.recognise._assemble import assemble
 from mha_export.recognise._assignment import assignments
+from mha_export.recognise._division import divide_first
 from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._finish import finished
@@ -47,6 +48,7 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
         Scene(shapes=shapes, views=Views(shapes), context=context)
         for shapes in assignments(copy.graph)
     ]
+    divide_first(copy, scenes)
     context.prefer(scenes[0].shapes.sizes, scenes[0].shapes.known())
     verdicts: list[Verdict] = []
     for node in list(_all_nodes(copy.graph)):
@@ -55,11 +57,25 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
             verdicts.append(settled(found, scenes) if isinstance(found, Site) else found)
         elif (anchor := anchor_of(node, scenes[0])) is not None:
             verdicts.append(verdict(anchor, scenes))
+        elif (anchor := is_like_softmax(node, scenes[0])) is not None:
+            verdicts.append(_otherwise_normalised(anchor))
     return Recognition(model=copy, verdicts=finished(stacked(verdicts, scenes), scenes))
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     yield from graph.all_nodes()
+
+
+def _otherwise_normalised(anchor: Anchor) -> Rejection:
+    reason = Reason(
+        code="normalised-otherwise",
+        message=f"the exponentials {anchor.probabilities.name!r} are summed and divided by that "
+        "sum, but not as softmax does (something is added to the sum, multiplied in between, or "
+        "divided after another step)",
+        value=anchor.probabilities.name,
+        nodes=tuple(node.name or node.op_type for node in anchor.nodes),
+    )
+    return Rejection(id="", anchor=anchor.node, reason=reason)
 
 
 def verdict(anchor: Anchor, scenes: Sequence[Scene], *, static: bool = True) -> Verdict:

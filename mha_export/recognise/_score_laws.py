@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,6 +12,7 @@ import onnx_ir as ir
 from mha_export.recognise._axes import View, composed, identity
 from mha_export.recognise._evaluate_contents import attributes_of
 from mha_export.recognise._scene import Scene
+from mha_export.recognise._score_blend import blended
 from mha_export.recognise._score_steps import Scores, Sink, State, Term, Weighting, refused
 from mha_export.recognise._site import Reason
 
@@ -184,7 +186,7 @@ def _weighted(
             node=node,
         )
         return state.at(inner, outer, node, weightings=(*state.weightings, made))
-    return refused(
+    return blended(state, node, scene) or refused(
         state,
         "scores-not-affine",
         f"{node.op_type} multiplies the scores by something that varies over the keys",
@@ -230,28 +232,50 @@ def _chosen(state: State, node: ir.Node, scene: Scene, walk: Walk) -> Step:
 
 
 def _clamped(state: State, node: ir.Node, scene: Scene, walk: Walk) -> Step:
-    """Max with a dtype's minimum only keeps sums of two minima finite."""
+    """Max with a dtype's minimum keeps sums of two minima finite: no score is changed by it.
+
+    What it makes of a row without keys is remembered as a step of the mask.
+    """
     inner, low, high = _bounds(node, scene)
     outer = _below(state, inner, scene)
-    harmless = (low is None or low <= LOWEST) and (high is None or high >= -LOWEST)
-    if harmless and inner is not None and outer is not None:
+    number = scene.uniform(low)
+    above = scene.uniform(high)
+    harmless = (low is None or (number is not None and number <= LOWEST)) and (
+        high is None or (above is not None and above >= -LOWEST)
+    )
+    if not harmless or inner is None or outer is None:
+        return refused(state, "scores-clamped", "the scores are clamped to a finite range", node)
+    if low is None or state.softcap is not None or number == -math.inf:
         return state.at(inner, outer, node)
-    return refused(state, "scores-clamped", "the scores are clamped to a finite range", node)
+    view = _below(state, low, scene)
+    if view is None:
+        return refused(state, "shape-unknown", f"sizes are unknown at {node.op_type}", node)
+    made = Term(
+        value=low,
+        kind="floor",
+        view=view,
+        level=inner,
+        level_view=outer,
+        node=node,
+        fill=number,
+    )
+    return state.at(inner, outer, node, terms=(*state.terms, made))
 
 
-def _bounds(node: ir.Node, scene: Scene) -> tuple[ir.Value | None, float | None, float | None]:
+def _bounds(
+    node: ir.Node, scene: Scene
+) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
     """(what is clamped, lower, upper); nothing is clamped where two values are computed."""
     if node.op_type == "Max":
         numbers = [scene.uniform(value) for value in node.inputs]
         inner = [value for value, n in zip(node.inputs, numbers, strict=True) if n is None]
-        known = [n for n in numbers if n is not None]
-        return (inner[0] if len(inner) == 1 and known else None), max(known, default=None), None
-    attributes = attributes_of(node)
-    bounds = [attributes.get("min"), attributes.get("max")]
-    for place in (1, 2):
-        if len(node.inputs) > place and node.inputs[place] is not None:
-            bounds[place - 1] = scene.uniform(node.inputs[place])
-    return node.inputs[0], bounds[0], bounds[1]
+        known = [value for value, n in zip(node.inputs, numbers, strict=True) if n is not None]
+        single = len(inner) == len(known) == 1
+        return (inner[0], known[0], None) if single else (None, None, None)
+    if "min" in node.attributes or "max" in node.attributes:
+        return None, None, None
+    low, high = (node.inputs[place] if len(node.inputs) > place else None for place in (1, 2))
+    return node.inputs[0], low, high
 
 
 def _joined(state: State, node: ir.Node, scene: Scene, walk: Walk) -> Step:

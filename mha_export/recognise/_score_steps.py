@@ -21,13 +21,13 @@ class Term:
     Attributes:
         value: the operand of the Add or Where, as it stands in the graph.
         kind: ``additive``: ``factor * value`` is added; ``keep``: the score becomes ``fill`` where
-            False; ``hide``: where True.
+            False; ``hide``: where True; ``floor``: the score becomes ``fill`` where it is below.
         view: the operand over the axes of the scores space.
         level: the scores before this step, and the space's axes as a view of them.
     """
 
     value: ir.Value
-    kind: Literal["additive", "keep", "hide"]
+    kind: Literal["additive", "keep", "hide", "floor"]
     view: View
     level: ir.Value
     level_view: View

@@ -59,8 +59,8 @@ def _matmul(c: Choices) -> bool:
     return c.product == "matmul" and c.split == "plain" and c.share in ("none", "expand", "gather")
 
 
-def _any(c: Choices) -> bool:
-    return True
+def _square(c: Choices) -> bool:
+    return _matmul(c) and not c.cross and c.cache == "none" and "late" not in c.softmax
 
 
 EDITS: Mapping[str, Edit] = {
@@ -148,6 +148,19 @@ EDITS: Mapping[str, Edit] = {
     "sum-over-another-axis": Edit(
         changes={"softmax": "sum-other-axis"}, outcome="refused", fits=lambda c: c.softmax == "exp"
     ),
+    "one-added-to-the-sum": Edit(
+        changes={"softmax": "exp-plus-one"}, outcome="refused", fits=lambda c: c.softmax == "exp"
+    ),
+    "one-added-to-the-late-sum": Edit(
+        changes={"softmax": "exp-late-plus-one"}, outcome="refused",
+        fits=lambda c: c.softmax == "exp-late",
+    ),
+    "blended-by-the-same-flags": Edit(
+        changes={"mask": "blend:inverted"}, outcome="refused", fits=lambda c: c.mask == "blend"
+    ),
+    "blended-by-two-flags": Edit(
+        changes={"mask": "blend:other"}, outcome="refused", fits=lambda c: c.mask == "blend"
+    ),
     "scale-on-one-of-two": Edit(
         changes={"scale": "one-of-two"}, outcome="true", fits=lambda c: c.scale == "both",
         told_by={"scale": 8**-0.25},
@@ -190,11 +203,11 @@ EDITS: Mapping[str, Edit] = {
     ),
     "weights-transposed": Edit(
         changes={"weighted": "transposed-weights"}, outcome="refused",
-        fits=lambda c: _matmul(c) and c.sink == "none" and not c.cross and c.cache == "none",
+        fits=lambda c: _square(c) and c.sink == "none",
     ),
     "weights-applied-twice": Edit(
         changes={"weighted": "twice"}, outcome="true",
-        fits=lambda c: _matmul(c) and c.sink == "none" and not c.cross and c.cache == "none",
+        fits=lambda c: _square(c) and c.sink == "none",
     ),
     "weights-halved": Edit(
         changes={"guard": "halved"}, outcome="refused", fits=lambda c: c.guard == "none"

@@ -188,6 +188,8 @@ class _Writer:
     def __init__(self, choices: Choices) -> None:
         self.c = choices
         self.g = Sketch(choices.opset, choices.seed)
+        self.total: ir.Value | None = None
+        """The sum of exponentials, where the division comes after the values."""
 
     def write(self) -> ir.Model:
         g, c = self.g, self.c
@@ -463,6 +465,16 @@ class _Writer:
         if name == "subtracted":
             padding = g.input("padding", [BATCH, QUERIES])
             return g.op("Sub", scores, g.mul(g.unsqueeze(g.op("Sub", 1.0, padding), 1, 2), 1e9))
+        if name == "blend":
+            padding = g.unsqueeze(g.input("padding", [BATCH, QUERIES]), 1, 2)
+            flags = g.op("Sub", 1.0, padding)
+            if number == "inverted":
+                flags = padding
+            if number == "other":
+                flags = g.op(
+                    "Sub", 1.0, g.unsqueeze(g.input("other_padding", [BATCH, QUERIES]), 1, 2)
+                )
+            return g.add(g.mul(scores, padding), g.mul(flags, -1e9))
         if name == "weak":
             padding = g.input("padding", [BATCH, QUERIES], BOOL)
             return g.op("Where", g.unsqueeze(padding, 1, 2), scores, float(number))
@@ -496,10 +508,21 @@ class _Writer:
             shifted = scores
             if "max" in c.softmax:
                 shifted = g.op("Sub", scores, g.op("ReduceMax", scores, [c.axis], keepdims=1))
+            if "logsumexp" in c.softmax:
+                shifted = g.op("Sub", scores, g.op("ReduceLogSumExp", scores, [c.axis], keepdims=1))
+            if "log-softmax" in c.softmax:
+                shifted = g.op("LogSoftmax", scores, axis=c.axis)
             powers = g.op("Exp", shifted)
             axis = -2 if c.softmax == "sum-other-axis" else c.axis
             total = g.op("ReduceSum", powers, [axis], keepdims=1)
-            if "reciprocal" in c.softmax:
+            if "plus-one" in c.softmax:
+                total = g.add(total, 1.0)
+            if "late" in c.softmax:
+                self.total = g.op("Reciprocal", total) if "reciprocal" in c.softmax else total
+                weights = powers
+            elif "log" in c.softmax:
+                weights = powers
+            elif "reciprocal" in c.softmax:
                 weights = g.mul(powers, g.op("Reciprocal", total))
             else:
                 weights = g.op("Div", powers, total)
@@ -534,6 +557,9 @@ class _Writer:
             return g.reshape(g.matmul(weights, value), 0, c.heads, -1, c.value_dim)
         if c.weighted == "einsum":
             return g.op("Einsum", weights, value, equation="bhqk,bhkd->bqhd")
+        if self.total is not None:
+            op_type = "Mul" if "reciprocal" in c.softmax else "Div"
+            return g.op(op_type, g.matmul(weights, value), self.total)
         if c.weighted == "transposed-weights":
             return g.matmul(g.transpose(weights, 0, 1, 3, 2), value)
         if c.weighted == "twice":
@@ -617,6 +643,12 @@ POSITIVES: Mapping[str, Choices] = {
     "decomposed": PLAIN.but(softmax="max"),
     "decomposed-no-max": PLAIN.but(softmax="exp"),
     "decomposed-reciprocal": PLAIN.but(softmax="max-reciprocal"),
+    "divided-late": PLAIN.but(softmax="max-late"),
+    "divided-late-no-max": PLAIN.but(softmax="exp-late"),
+    "divided-late-reciprocal": PLAIN.but(softmax="max-late-reciprocal", mask="causal"),
+    "exp-of-log-softmax": PLAIN.but(softmax="log-softmax"),
+    "exp-minus-logsumexp": PLAIN.but(softmax="logsumexp"),
+    "blended-flags": PLAIN.but(mask="blend"),
     "softmax-default-axis": PLAIN.but(softmax="default"),
     "softmax-axis-3": PLAIN.but(axis=3),
     "nan-guard": PLAIN.but(guard="nan", mask="padding"),
