@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from mha_export.cli._bundle_view import show_bundle
 from mha_export.cli._options import json_option, seed_option, shape_option, source_options
 from mha_export.cli._terminal import print_json, print_line, print_table, progress_shown
 
@@ -18,14 +19,18 @@ from mha_export.cli._terminal import print_json, print_line, print_table, progre
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: str, as_json: bool, **source: Any) -> None:
-    """Say what every softmax and every fused attention node of MODEL is.
+    """Say what every softmax and every fused attention node of MODEL is; or what a bundle holds.
 
     \b
     Example:
       mha-export inspect model.onnx --json
+      mha-export inspect app-model
     """
-    from mha_export.jobs import SourceSettings, inspect_model
+    from mha_export.jobs import SourceSettings, inspect_bundle, inspect_model, is_bundle
 
+    if is_bundle(model):
+        show_bundle(inspect_bundle(model).document, as_json=as_json)
+        return
     with progress_shown() as progress:
         result = inspect_model(model, settings=SourceSettings(**source), progress=progress)
     if as_json:

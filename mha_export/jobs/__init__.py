@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         split_settings,
     )
     from mha_export.jobs.build import build_graph, list_preset_rows
+    from mha_export.jobs.bundle import BundleSettings, bundle_export
     from mha_export.jobs.check import check_source
     from mha_export.jobs.compare import compare_models
     from mha_export.jobs.export import export_model
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from mha_export.jobs.probing import doctor
     from mha_export.jobs.report import write_report
     from mha_export.jobs.run import run_models
+    from mha_export.jobs.verify import inspect_bundle, is_bundle, verify_bundle
 
 _HOME_OF = {
+    "BundleSettings": "bundle",
     "ExportSettings": "_settings",
     "JobResult": "_result",
     "Progress": "_progress",
@@ -35,18 +38,23 @@ _HOME_OF = {
     "SourceSettings": "_settings",
     "Workload": "_settings",
     "build_graph": "build",
+    "bundle_export": "bundle",
     "check_source": "check",
     "compare_models": "compare",
     "doctor": "probing",
     "export_model": "export",
+    "inspect_bundle": "verify",
     "inspect_model": "inspect",
+    "is_bundle": "verify",
     "list_preset_rows": "build",
     "run_models": "run",
     "split_settings": "_settings",
+    "verify_bundle": "verify",
     "write_report": "report",
 }
 
 __all__ = [
+    "BundleSettings",
     "ExportSettings",
     "JobResult",
     "Progress",
@@ -54,14 +62,18 @@ __all__ = [
     "SourceSettings",
     "Workload",
     "build_graph",
+    "bundle_export",
     "check_source",
     "compare_models",
     "doctor",
     "export_model",
+    "inspect_bundle",
     "inspect_model",
+    "is_bundle",
     "list_preset_rows",
     "run_models",
     "split_settings",
+    "verify_bundle",
     "write_report",
 ]
 

@@ -198,7 +198,9 @@ def write_models(folder: Path, models: Mapping[str, ir.Model], *, standalone: bo
     if standalone:
         for stem, model in models.items():
             _check_size(stem, model)
-            ir.save(model, folder / f"{stem}.onnx")
+            whole = model.clone()
+            ir.external_data.load_to_model(whole)  # a source may keep its weights in a file
+            ir.save(whole, folder / f"{stem}.onnx")
         return
     clones = {stem: model.clone() for stem, model in models.items()}
     holders: dict[str, list[ir.Value]] = {}
