@@ -61,12 +61,10 @@ def serve() -> Link:
             encoding="utf-8",
         )
         connection = _accept(listener, process)
-    return Link(
-        process=process,
-        requests=connection.makefile("w", encoding="utf-8"),
-        replies=connection.makefile("r", encoding="utf-8"),
-        root=HOST,
-    )
+    with connection:  # it stays open until both of its files are closed
+        requests = connection.makefile("w", encoding="utf-8")
+        replies = connection.makefile("r", encoding="utf-8")
+    return Link(process=process, requests=requests, replies=replies, root=HOST)
 
 
 def _accept(listener: socket.socket, process: subprocess.Popen[str]) -> socket.socket:

@@ -338,6 +338,9 @@ def optimise_once(program: Program, setup: SessionSetup, options: CompileOptions
         saved = folder / f"{role}.ort-optimised.onnx"
         weights = f"{saved.name}.data"
         chosen = session_options(ort, setup)
+        if not options.keep:
+            open_session(str(source), setup, chosen)
+            continue
         chosen.optimized_model_filepath = str(saved)
         chosen.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", weights

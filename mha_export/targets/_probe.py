@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mha_export.forms import all_forms
 from mha_export.spec import DType
 from mha_export.states import CapabilityState
 from mha_export.targets._capabilities import (
@@ -137,15 +138,21 @@ def _digest(one: Probe) -> str:
 def _probes(
     target: Target, precision: str | None, dtypes: Sequence[DType], *, quick: bool
 ) -> Iterator[Probe]:
+    """Those first that decide most: operators, and the forms the target is given by itself."""
     computed_in = COMPUTED_IN.get(precision or "")
+    others = [name for name in all_forms() if name not in target.default_forms]
     for dtype in dtypes:
         first = dtype is dtypes[0]
         features = QUICK if quick else tuple(FEATURES) if first else SECOND_DTYPE
-        yield from form_probes(
-            dtype, max_opset=target.max_opset, computed_in=computed_in, features=features
-        )
         if first and not quick:
             yield from operator_probes(dtype, max_opset=target.max_opset, computed_in=computed_in)
+        yield from form_probes(
+            dtype,
+            max_opset=target.max_opset,
+            computed_in=computed_in,
+            features=features,
+            forms=(*target.default_forms, *others),
+        )
 
 
 def probe_one(worker: Worker, target: str, precision: str | None, one: Probe) -> Capability:

@@ -128,11 +128,12 @@ def form_probes(
     features: Collection[str] = FEATURES.keys(),
     forms: Sequence[str] | None = None,
 ) -> Iterator[Probe]:
-    """Every (form, feature) that the form can state in ``dtype`` at an opset the target reads."""
-    for name in all_forms():
+    """Every (form, feature) that the form can state in ``dtype`` at an opset the target reads.
+
+    ``forms``: those to take, in that order; None: all.
+    """
+    for name in all_forms() if forms is None else forms:
         form = form_named(name)
-        if forms is not None and name not in forms:
-            continue
         params = FormParams(opset=max(form.min_opset, min(max_opset, 24)))
         if params.opset > max_opset:
             continue

@@ -63,10 +63,16 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """``precision``: what the runtime computes in where it chooses (``f32``, ``f16``, ``bf16``)."""
+    """What steers a build.
+
+    Attributes:
+        precision: what the runtime computes in where it chooses (``f32``, ``f16``, ``bf16``).
+        keep: False only asks whether it builds: a target may leave the artifact without files.
+    """
 
     precision: str | None = None
     threads: int | None = None
+    keep: bool = True
     workdir: Path | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 

@@ -32,6 +32,7 @@ class TensorRtTarget:
 
     name = "tensorrt"
     summary = "TensorRT (NVIDIA GPU)"
+    builds_slowly = True
     precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "primitive")
     max_opset = 24

@@ -31,6 +31,7 @@ class TensorRtRtxTarget:
 
     name = "tensorrt-rtx"
     summary = "TensorRT-RTX ahead-of-time build"
+    builds_slowly = True
     precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "primitive")
     max_opset = 24

@@ -233,6 +233,38 @@ def test_targets_that_are_seldom_here_have_a_shipped_matrix() -> None:
         assert shipped(name) is not None, name
 
 
+def test_a_probing_that_was_ended_goes_on(tmp_path, monkeypatch) -> None:
+    from mha_export.targets import _probe as probing
+
+    monkeypatch.setenv("MHA_EXPORT_CACHE", str(tmp_path))
+    asked: list[str] = []
+
+    def cell(worker, target, precision, one) -> Capability:
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append(f"{one.form}/{one.feature}")
+        return Capability(form=one.form, feature=one.feature, dtype=one.dtype.value, state="ok")
+
+    monkeypatch.setattr(probing, "probe_one", cell)
+    with pytest.raises(KeyboardInterrupt):
+        probe(target_named("cpu"), quick=True)
+    (kept,) = (tmp_path / "capabilities").iterdir()
+    kept.write_text(kept.read_text() + '{"probe": "cut off in mid-', encoding="utf-8")
+    first = list(asked)
+    asked.clear()
+    monkeypatch.setattr(
+        probing,
+        "probe_one",
+        lambda worker, target, precision, one: (
+            asked.append(f"{one.form}/{one.feature}")
+            or Capability(form=one.form, feature=one.feature, dtype="fp32", state="ok")
+        ),
+    )
+    found = probe(target_named("cpu"), quick=True)
+    assert not set(asked) & set(first)
+    assert len(found.rows) == len(asked) + 3
+
+
 # Judging
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from mha_export.spec import DType
 from mha_export.targets import Worker, target_named
+from mha_export.targets._capabilities import shipped
 from mha_export.targets._operator_probes import GQA, MHA, ONNX, operator_probes
 from mha_export.targets._probe import probe_one
 from mha_export.targets._probe_cases import form_probes
@@ -71,6 +72,20 @@ EXPECTED = {
         (GQA, "fixed_past"): AT_LOAD,
     },
 }
+LAB = {
+    ("directml", "1.30.0 (DirectML 1.15.4)"): {
+        (MHA, "plain"): OK,
+        (MHA, "attention_bias"): OK,
+        (MHA, "unidirectional"): WRONG,
+        (GQA, "prompt"): OK,
+        (GQA, "softcap"): WRONG,
+        (GQA, "local_window_size"): WRONG,
+        (GQA, "attention_bias"): WRONG,
+        (GQA, "head_sink"): WRONG,
+        ("primitive", "plain"): OK,
+    },
+}
+"""DirectML: minutes where its lab is, and in the shipped matrix everywhere."""
 BUILT = {
     ("tensorrt-rtx", "1.7.1.116"): {
         (ONNX, "plain"): OK,
@@ -106,7 +121,6 @@ def _rows(table: dict, target: str) -> dict[tuple[str, str], str]:
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", [name for name, _ in EXPECTED])
 def test_the_probes_find_what_is_known(target, needs_target) -> None:
     needs_target(target)
@@ -115,6 +129,27 @@ def test_the_probes_find_what_is_known(target, needs_target) -> None:
 
 
 @pytest.mark.slow
+def test_the_probes_find_what_is_known_of_directml(needs_target) -> None:
+    needs_target("directml")
+    rows = _rows(LAB, "directml")
+    assert _found("directml", set(rows), DType.FP32) == rows
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "dtype"),
+    [
+        *((*key, "fp32") for key in (*EXPECTED, *LAB)),
+        *((*key, "fp16") for key in BUILT),
+    ],
+)
+def test_the_shipped_matrix_says_what_is_known(target, version, dtype) -> None:
+    matrix = shipped(target)
+    assert matrix is not None
+    assert matrix.version == version
+    rows = (EXPECTED | LAB | BUILT)[target, version]
+    assert {cell: matrix.state(*cell, dtype) for cell in rows} == rows
+
+
 def test_an_ahead_of_time_build_shows_what_the_engine_ignores(needs_target) -> None:
     needs_target("tensorrt-rtx", to_run=False)
     rows = _rows(BUILT, "tensorrt-rtx")
