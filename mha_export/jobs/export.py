@@ -14,6 +14,9 @@ from mha_export.errors import InputError
 from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, form_named
 from mha_export.frontends import LoadedModel, open_source
+from mha_export.jobs._caching import Caching
+from mha_export.jobs._loading import LoadCheck, load_check
+from mha_export.jobs._phases import Graph, check_split, forms_for, phases, plan_names, stem
 from mha_export.jobs._plan import ANY_SITE, Plan, read_plan
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import FAILED, OK, JobResult
@@ -73,6 +76,22 @@ class _Destination:
     max_opset: int
     target: Target | None
     precisions: tuple[str | None, ...] = (None,)
+    graph: Graph = "main"
+
+    @property
+    def stem(self) -> str:
+        return stem(self.name, self.graph)
+
+    def loaders(self) -> list[tuple[Target, str | None]]:
+        """The targets here, with precisions, that must load the file."""
+        wanted = [self.target] if self.target else [target_named(n) for n in ("cpu", "reference")]
+        return [
+            (target, precision)
+            for target in wanted
+            for precision in self.precisions
+            if not getattr(target, "builds_slowly", False)
+            and isinstance(target.availability().run, Available)
+        ]
 
     def veto(self, form: str, spec: AttentionSpec) -> str | None:
         """Why the target cannot be given ``form``: what it was seen to do, here or elsewhere."""
@@ -99,16 +118,20 @@ def export_model(
     ``out`` gets ``<target>.onnx`` files, ``original.onnx`` (cast, where asked), one
     ``weights.bin`` and ``export.json``; it is complete or untouched.
 
+    A target that is here is asked whether it loads what was made for it; the sites at fault are
+    undone.
+
     Returns:
         ``export.json`` as a document. ``exit_code`` 1: a proof failed under ``strict``, or an
-        attention was not rewritten under ``require_fused``; then nothing is written.
+        attention was not rewritten under ``require_fused``; then nothing is written. Or a target
+        does not load the model, rewritten or not; then ``refusal`` of its variant says why.
 
     Errors:
         InputError: bad source, target, form or plan; a model without attention.
     """
     source_settings = source_settings or SourceSettings()
     settings = settings or ExportSettings()
-    destinations = _destinations(targets, settings.form)
+    destinations = _destinations(targets, settings)
     check_folder(Path(out))
     plan = read_plan(settings.plan)
     progress("reading the model")
@@ -119,19 +142,25 @@ def export_model(
         model = with_dtype(model, source_settings.dtype)
     exporter = _Exporter(model, source_settings, settings, plan, progress)
     # Cast, not rewritten: runs of the variants are judged on the same inputs, of the same types.
-    models: dict[str, ir.Model] = {ORIGINAL: model}
+    models: dict[str, ir.Model] = {}
     variants: list[VariantRecord] = []
     recognition = exporter.recognition_at(None)
     _require_attention(recognition, loaded, source)
-    for destination in destinations:
-        rewritten = exporter.variant(destination)
-        models[destination.name] = rewritten.model
-        variants.append(_variant_record(destination, rewritten, _float_dtype(model)))
+    caching = exporter.caching
+    check_split(settings.split, caching.record)
+    models[ORIGINAL] = recognition.model if caching.changes_model else model
+    with load_check() as check:
+        for destination in destinations:
+            rewritten = exporter.variant(destination, check)
+            models[destination.stem] = caching.describe(rewritten.model)
+            variants.append(_variant_record(destination, rewritten, _float_dtype(model)))
+    refused = any(variant.refusal is not None for variant in variants)
     record = ExportRecord(
         model=model_record(loaded),
         sites=site_records(recognition),
         variants=tuple(variants),
-        notes=(*loaded.notes, *_cast_notes(loaded.model, model), *_decided_by(destinations)),
+        cache=caching.record,
+        notes=(*loaded.notes, *_cast_notes(loaded.model, model), *caching.notes, *_decided_by(destinations)),
     )
     notices = [*record.notes, *_notices(record), *_unused(plan, record)]
     exit_code = _verdict(record, recognition, settings, notices)
@@ -141,7 +170,7 @@ def export_model(
     document = record.to_json()
     return JobResult(
         document=document,
-        exit_code=exit_code,
+        exit_code=exit_code or (FAILED if refused else OK),
         notices=tuple(notices),
         files=() if exit_code else tuple(Path(out) / v.file for v in record.variants),
     )
@@ -164,6 +193,7 @@ class _Exporter:
         self._plan = plan
         self._progress = progress
         self._recognitions: dict[int, Recognition] = {}
+        self.caching = Caching(settings.cache, seed=settings.seed, progress=progress)
 
     @property
     def _own_opset(self) -> int:
@@ -177,20 +207,23 @@ class _Exporter:
             model = self._model
             if wanted != self._own_opset:
                 model = with_opset(model, wanted)
-            self._recognitions[wanted] = recognise(model)
+            self._recognitions[wanted] = self.caching.applied(
+                recognise(model), _evaluators_for(None)[0]
+            )
         return self._recognitions[wanted]
 
-    def variant(self, destination: _Destination) -> Rewritten:
+    def variant(self, destination: _Destination, check: LoadCheck) -> Rewritten:
         opset = self._opset_for(destination)
         recognition = self.recognition_at(opset)
         evaluator, *stand_ins = _evaluators_for(destination.target)
-        self._progress(f"rewriting for {destination.name}, proofs on {evaluator.name}")
+        self._progress(f"rewriting for {destination.stem}, proofs on {evaluator.name}")
         return rewrite(
             recognition,
             lambda site: self._choose(destination, site, opset),
             evaluator=evaluator,
             stand_ins=stand_ins,
-            settings=RewriteSettings(seed=self._settings.seed, cache=self._settings.cache),
+            loads=lambda model: check.refusal(model, destination.loaders()),
+            settings=RewriteSettings(seed=self._settings.seed),
         )
 
     def _opset_for(self, destination: _Destination) -> int:
@@ -200,7 +233,8 @@ class _Exporter:
         return max(self._own_opset, min(needed, destination.max_opset))
 
     def _choose(self, destination: _Destination, site: Site, opset: int) -> Choice | Keep:
-        planned = self._plan.of(destination.name, site.id)
+        rows = plan_names(destination.name, destination.graph)
+        planned = next(filter(None, (self._plan.of(row, site.id) for row in rows)), None)
         return choose_form(
             site,
             preferred=destination.forms if planned is None else (planned.form,),
@@ -210,7 +244,8 @@ class _Exporter:
         )
 
 
-def _destinations(names: Sequence[str], form: str | None) -> list[_Destination]:
+def _destinations(names: Sequence[str], settings: ExportSettings) -> list[_Destination]:
+    form = settings.form
     if form is not None:
         form_named(form)
     wanted: dict[str, _Destination] = {}
@@ -221,7 +256,11 @@ def _destinations(names: Sequence[str], form: str | None) -> list[_Destination]:
                 precisions = dict.fromkeys((*earlier.precisions, *destination.precisions))
                 destination = replace(earlier, precisions=tuple(precisions))
             wanted[destination.name] = destination
-    return list(wanted.values())
+    return [
+        replace(each, graph=graph, forms=forms_for(graph, each.forms, only=form))
+        for each in wanted.values()
+        for graph in phases(settings.split)
+    ]
 
 
 def _named(name: str, form: str | None) -> list[_Destination]:
@@ -274,11 +313,17 @@ def _require_attention(recognition: Recognition, loaded: LoadedModel, source: An
 def _variant_record(destination: _Destination, rewritten: Rewritten, dtype: DType) -> VariantRecord:
     return VariantRecord(
         target=destination.name,
-        file=f"{destination.name}.onnx",
+        graph=destination.graph,
+        file=f"{destination.stem}.onnx",
         dtype=dtype.value,
         opset=int(rewritten.model.graph.opset_imports.get("", 1)),
         sites={site_id: _outcome(outcome) for site_id, outcome in rewritten.outcomes.items()},
         nodes=count_nodes(rewritten.model),
+        notes=tuple(
+            f"{name} = {length} is written into the graph: its length is fixed, as in the original"
+            for name, length in rewritten.fixed_lengths.items()
+        ),
+        refusal=rewritten.refusal,
     )
 
 
@@ -336,10 +381,13 @@ def _notices(record: ExportRecord) -> list[str]:
         if site.verdict == "rejected" and site.reason is not None
     ]
     for variant in record.variants:
+        lines += [f"{variant.target}: {note}" for note in variant.notes]
         reasons: dict[tuple[str, str], list[str]] = {}
         for site_id, outcome in variant.sites.items():
             if outcome.status in ("proof_failed", "kept"):
                 reasons.setdefault((outcome.status, outcome.reason or ""), []).append(site_id)
+        if variant.refusal is not None:
+            lines.append(f"{variant.file} does not load, nor does the original: {variant.refusal}")
         for (status, reason), sites in reasons.items():
             lines.append(f"{variant.target}: {_some(sites)}: {status}: {reason}")
     return lines

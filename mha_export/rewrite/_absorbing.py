@@ -59,8 +59,8 @@ def _minima_read(
     if node.op_type == "Constant":
         return frozenset(v for v in node.outputs if _is_minimum(v.const_value))
     if node.op_type == "ConstantOfShape":
-        value = node.attributes.get("value")
-        found = value is not None and _is_minimum(value.as_tensor())
+        fill = node.attributes.get("value")
+        found = fill is not None and _is_minimum(fill.as_tensor())
         return frozenset(node.outputs) if found else frozenset()
     minima: set[ir.Value] = set()
     for value in node.inputs:

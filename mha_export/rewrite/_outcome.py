@@ -34,6 +34,8 @@ class Keep:
 
 
 Chooser = Callable[[Site], Choice | Keep]
+Loads = Callable[[ir.Model], str | None]
+"""Why a runtime does not load a model, or None where it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,15 @@ class SiteOutcome:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rewritten:
-    """The new model, and the outcome of every site by id, in graph order."""
+    """The new model, and the outcome of every site by id, in graph order.
+
+    Attributes:
+        fixed_lengths: symbols of the graph inputs whose length the exporter wrote into the graph, with
+            that length: there alone the model runs, rewritten or not.
+        refusal: why the model was not loaded, where the one before the rewrite is not either.
+    """
 
     model: ir.Model
+    fixed_lengths: Mapping[str, int] = field(default_factory=dict)
+    refusal: str | None = None
     outcomes: Mapping[str, SiteOutcome] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from mha_export.rewrite._emit import emit_site
 from mha_export.rewrite._exhibit import Exhibit, exhibit
 from mha_export.rewrite._feeds import Feeder, UnfeedableError, input_dtype
 from mha_export.rewrite._outcome import Choice, Proof, RewriteSettings
-from mha_export.rewrite._sizes import SizedSite, sized_sites
+from mha_export.rewrite._sizes import SizedSite, fixed_lengths, sized_sites
 from mha_export.rewrite._slice import as_graph
 from mha_export.rewrite._structure import structure_key
 from mha_export.rewrite._trial import Trial
@@ -50,6 +50,8 @@ class Prover:
         self._known: dict[str, tuple[str, Proof]] = {}
         self.sizes: list[Mapping[str, int]] = []
         """Choices of sizes at which some site was run, the first ones found."""
+        self.fixed_lengths: dict[str, int] = {}
+        """Symbols of the graph inputs at whose one number alone some site can be run."""
 
     def prove(self, site: Site, choice: Choice) -> Proof:
         """The proof that ``choice`` may take the site's place; its status says whether it may."""
@@ -77,6 +79,7 @@ class Prover:
             return self._failed("no lengths were found at which the site's operands fit together")
         if len(self.sizes) < len(sizes):
             self.sizes = [sized.numbers for sized in sizes]
+        self.fixed_lengths |= fixed_lengths(shown.site, self._context, sizes[0])
         original = self._model(shown, _original_graph(shown))
         try:
             emitted, functions = _replacement_graph(shown, choice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -14,10 +14,12 @@ from mha_export.recognise import Recognition, Site
 from mha_export.recognise._evaluate import Context
 from mha_export.rewrite._clone import ClonedModel, with_values
 from mha_export.rewrite._emit import already_in_form, emit_site
+from mha_export.rewrite._loading import breaking_sites
 from mha_export.rewrite._outcome import (
     Choice,
     Chooser,
     Keep,
+    Loads,
     RewriteSettings,
     Rewritten,
     SiteOutcome,
@@ -40,6 +42,7 @@ def rewrite(
     *,
     evaluator: Evaluator,
     stand_ins: Sequence[Evaluator] = (),
+    loads: Loads | None = None,
     settings: RewriteSettings | None = None,
 ) -> Rewritten:
     """Emit the chosen form at every site whose proof holds; leave the others as they are.
@@ -53,6 +56,8 @@ def rewrite(
         evaluator: what runs the proofs.
         stand_ins: run an original that ``evaluator`` cannot run; and its replacement too where
             that does not run either (a type without kernels). The proof says which ran what.
+        loads: why a runtime does not load a whole model, or None. The sites that break one which
+            loads without them are undone.
         settings: seed, battery, strictness.
 
     Errors:
@@ -62,22 +67,88 @@ def rewrite(
     settings = settings or RewriteSettings()
     choices = {site.id: _permitted(site, choose(site)) for site in recognition.sites}
     restore_order(recognition.model)  # the recogniser's own copy, to which it added nodes
-    cloned = ClonedModel(recognition.model)
-    sites = [cloned.site(site) for site in recognition.sites]
-    opset = _final_opset(cloned.model, list(choices.values()))
-    if opset > model_opset(cloned.model):
-        raise_opset(cloned.model, opset)
+    opset = _final_opset(recognition.model, list(choices.values()))
+    cloned = _copy(recognition, opset)
     prover = Prover(Context(cloned.model, evaluator=evaluator), [evaluator, *stand_ins], settings)
     outcomes: dict[str, SiteOutcome] = {}
-    accepted: list[tuple[Site, Choice]] = []
-    for site in sites:
+    accepted: dict[str, Choice] = {}
+    sites = {site.id: cloned.site(site) for site in recognition.sites}
+    for site in sites.values():
         outcome, choice = _decide(site, choices[site.id], opset, prover, settings)
         outcomes[site.id] = outcome
         if choice is not None:
-            accepted.append((site, choice))
-    _replace(cloned.model, accepted, prover.sizes)
-    _raise_if_strict(settings, outcomes)
-    return Rewritten(model=cloned.model, outcomes=outcomes)
+            accepted[site.id] = choice
+    _replace(cloned.model, [(sites[name], accepted[name]) for name in accepted], prover.sizes)
+    done = Rewritten(model=cloned.model, outcomes=outcomes, fixed_lengths=prover.fixed_lengths)
+    if loads is not None:
+        build = _Builder(recognition, opset, accepted, prover.sizes)
+        done = _loadable(done, build, loads)
+    _raise_if_strict(settings, done.outcomes)
+    return done
+
+
+def _copy(recognition: Recognition, opset: int) -> ClonedModel:
+    cloned = ClonedModel(recognition.model)
+    if opset > model_opset(cloned.model):
+        raise_opset(cloned.model, opset)
+    return cloned
+
+
+class _Builder:
+    """Builds the model anew with some of the accepted sites rewritten, without proofs."""
+
+    def __init__(
+        self,
+        recognition: Recognition,
+        opset: int,
+        accepted: Mapping[str, Choice],
+        sizes: Sequence[Mapping[str, int]],
+    ) -> None:
+        self._recognition = recognition
+        self._opset = opset
+        self.accepted = accepted
+        self._sizes = sizes
+
+    def __call__(self, names: Collection[str]) -> ir.Model:
+        cloned = _copy(self._recognition, self._opset)
+        wanted = [site for site in self._recognition.sites if site.id in names]
+        pairs = [(cloned.site(site), self.accepted[site.id]) for site in wanted]
+        _replace(cloned.model, pairs, self._sizes)
+        return cloned.model
+
+
+def _loadable(done: Rewritten, build: _Builder, loads: Loads) -> Rewritten:
+    """``done``, without the rewrites that keep the whole from loading."""
+    refusal = loads(done.model)
+    if refusal is None:
+        return done
+    if not build.accepted or loads(build(())) is not None:
+        return dataclasses.replace(done, refusal=refusal)
+    undone = breaking_sites(
+        _equal_sites(done.outcomes, build.accepted), lambda names: loads(build(names))
+    )
+    outcomes = {
+        name: outcome
+        if name not in undone
+        else dataclasses.replace(
+            outcome,
+            status="proof_failed",
+            reason=f"with {outcome.form} here the file does not load: {undone[name]}",
+        )
+        for name, outcome in done.outcomes.items()
+    }
+    model = build(build.accepted.keys() - undone.keys())
+    return dataclasses.replace(done, model=model, outcomes=outcomes)
+
+
+def _equal_sites(outcomes: Mapping[str, SiteOutcome], accepted: Collection[str]) -> list[list[str]]:
+    """The accepted sites, those proven by the same representative together."""
+    groups: dict[str, list[str]] = {}
+    for name in accepted:
+        proof = outcomes[name].proof
+        first = None if proof is None else proof.representative
+        groups.setdefault(first or name, []).append(name)
+    return list(groups.values())
 
 
 def _permitted(site: Site, choice: Choice | Keep) -> Choice | Keep:

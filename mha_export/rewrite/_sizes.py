@@ -64,6 +64,22 @@ def sized_sites(site: Site, context: Context, *, wanted: int = 3) -> list[SizedS
     return result
 
 
+def fixed_lengths(site: Site, context: Context, found: SizedSite) -> dict[str, int]:
+    """Lengths of graph inputs that are symbols there and numbers at the site: baked in by a trace.
+
+    At any other number the graph does not run, or not as an attention over that length.
+    """
+    stated = {n for n in (site.spec.q_len, site.spec.kv_len) if isinstance(n, int)}
+    fixed: dict[str, int] = {}
+    for name, number in found.numbers.items():
+        if number not in stated:
+            continue
+        moved = size_at(site, context, {**found.numbers, name: number + 1})
+        if moved is None or (moved.s, moved.n) == (found.s, found.n):
+            fixed[name] = number
+    return fixed
+
+
 def size_at(site: Site, context: Context, numbers: Mapping[str, int]) -> SizedSite | None:
     """The site at these numbers, or None where its operands do not fit together."""
     view = context.sized(numbers)

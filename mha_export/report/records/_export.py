@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mha_export.report.records._cache import CacheRecord
 from mha_export.report.records._codec import Record
 from mha_export.report.records._version import SCHEMA_VERSION
 
@@ -95,7 +96,12 @@ class SiteOutcomeRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class VariantRecord(Record):
-    """One emitted graph. ``file`` is relative to the folder of ``export.json``."""
+    """One emitted graph.
+
+    Attributes:
+        file: relative to the folder of ``export.json``.
+        refusal: why the target does not load it, where it does not load the original either.
+    """
 
     target: str
     graph: Literal["main", "prefill", "decode"] = "main"
@@ -106,6 +112,7 @@ class VariantRecord(Record):
     sha256: str | None = None
     nodes: int | None = None
     notes: tuple[str, ...] = ()
+    refusal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +124,7 @@ class ExportRecord(Record):
     sites: tuple[SiteRecord, ...] = ()
     variants: tuple[VariantRecord, ...] = ()
     notes: tuple[str, ...] = ()
+    cache: CacheRecord | None = None
 
 
 InspectRecord = ExportRecord
