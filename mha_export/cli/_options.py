@@ -35,7 +35,14 @@ cache_option = click.option(
     type=click.Choice(["keep", "concat", "static"]),
     default="keep",
     show_default=True,
-    help="keep: inputs and outputs stay as they were.",
+    help="keep: inputs and outputs stay as they were; concat, static: give a decoder one.",
+)
+split_option = click.option(
+    "--split",
+    type=click.Choice(["none", "prefill-decode"]),
+    default="none",
+    show_default=True,
+    help="A decoder as two graphs that share weights and cache: for prompts, for single tokens.",
 )
 require_fused_option = click.option(
     "--require-fused", is_flag=True, help="Every attention rewritten, else exit 1."
@@ -122,6 +129,7 @@ def export_options(command: F) -> F:
         [
             form_option,
             cache_option,
+            split_option,
             strict_option,
             require_fused_option,
             plan_option,

@@ -56,15 +56,29 @@ class SourceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
-    """What an export is asked for beyond its source and targets."""
+    """What an export is asked for beyond its source and targets.
+
+    Attributes:
+        cache: ``keep``, ``concat`` or ``static``: see docs/caches.md.
+        split: ``none``, or ``prefill-decode``: a decoder as two graphs.
+    """
 
     form: str | None = None
     cache: str = "keep"
+    split: str = "none"
     strict: bool = False
     require_fused: bool = False
     plan: Path | None = None
     standalone: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        allowed = {"cache": ("keep", "concat", "static"), "split": ("none", "prefill-decode")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}; expected one of {', '.join(values)}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Each is a frozen dataclass with ``to_json`` and ``from_json``; files are checked
 Schemas of :mod:`mha_export.report.schemas` on the way in and out.
 """
 
+from mha_export.report.records._cache import CacheRecord, StepProofRecord
 from mha_export.report.records._codec import Record, to_plain
 from mha_export.report.records._compare import ComparisonRecord, SideRecord, SitePairRecord
 from mha_export.report.records._doctor import (
@@ -49,6 +50,7 @@ from mha_export.report.records._version import SCHEMA_VERSION
 
 __all__ = [
     "SCHEMA_VERSION",
+    "CacheRecord",
     "CapabilityRecord",
     "CaseRecord",
     "CaseStatus",
@@ -77,6 +79,7 @@ __all__ = [
     "SitePairRecord",
     "SiteRecord",
     "StateRecord",
+    "StepProofRecord",
     "TargetRecord",
     "VariantRecord",
     "read_export",
