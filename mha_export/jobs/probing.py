@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mha_export.jobs._progress import Progress, silent
@@ -17,13 +17,17 @@ from mha_export.report.records import (
     write_json,
 )
 from mha_export.targets import (
+    Availability,
     Available,
+    Capabilities,
     TargetRequest,
     all_targets,
     capabilities_for,
     parse_targets,
     probe,
 )
+
+PROBED_HERE = "probed here"
 
 
 def doctor(
@@ -84,6 +88,25 @@ def _row(request: TargetRequest, *, quick: bool, progress: Progress) -> TargetRe
         )
     else:
         found = capabilities_for(target, request.precision)
+    return _record(request, availability, found)
+
+
+def remembered(requests: Iterable[TargetRequest]) -> DoctorRecord | None:
+    """What probes on this machine found earlier of these targets; None where there were none.
+
+    Nothing is probed. What was measured elsewhere is not of this machine, and is left out.
+    """
+    rows = [
+        _record(request, request.target.availability(), found)
+        for request in requests
+        if (found := capabilities_for(request.target, request.precision)).source == PROBED_HERE
+    ]
+    return DoctorRecord(machine=machine_record(), targets=tuple(rows)) if rows else None
+
+
+def _record(
+    request: TargetRequest, availability: Availability, found: Capabilities
+) -> TargetRecord:
     return TargetRecord(
         target=request.name,
         build=StateRecord.from_json(availability.build.to_json()),

@@ -14,6 +14,7 @@ from mha_export.jobs._settings import RunSettings, Workload
 from mha_export.jobs._store import ORIGINAL, check_file
 from mha_export.jobs._subject import Candidate, Subject, open_subject
 from mha_export.jobs._trial import Trial, open_trials
+from mha_export.jobs.probing import remembered
 from mha_export.measure.latency import Contender, LatencySettings, Timing, measure_latency
 from mha_export.measure.machine import machine_record
 from mha_export.measure.model_inputs import (
@@ -65,6 +66,7 @@ def run_models(
         machine=machine_record(),
         results=tuple(results),
         exports=() if subject.export is None else (subject.export,),
+        doctor=remembered({c.request.name: c.request for c in subject.candidates}.values()),
     )
     if output is not None:
         write_json(output, record)

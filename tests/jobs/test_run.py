@@ -11,6 +11,8 @@ from mha_export.errors import InputError
 from mha_export.jobs import RunSettings, run_models
 from mha_export.jobs._subject import open_subject
 from mha_export.report.records import validate
+from mha_export.targets import probe, target_named
+from mha_export.targets._capabilities import write_cached
 
 QUICK = RunSettings(quick=True)
 
@@ -153,3 +155,17 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_run(
     with pytest.raises(InputError, match="folder"):
         run_models(exported, output=tmp_path / name, progress=steps.append)
     assert not steps
+
+
+def test_what_doctor_found_here_comes_along(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MHA_EXPORT_CACHE", str(tmp_path))
+    before = run_models(encoder, targets=["reference"], settings=QUICK)
+    assert before.document["doctor"] is None, "nothing was probed here"
+    target = target_named("reference")
+    found = probe(target, quick=True)
+    write_cached(target, None, target.availability(), found)
+    after = run_models(encoder, targets=["reference"], settings=QUICK)
+    (row,) = after.document["doctor"]["targets"]
+    assert [cell["state"] for cell in row["capabilities"]] == [cell.state for cell in found.rows]
