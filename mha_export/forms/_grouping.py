@@ -74,7 +74,7 @@ class Groups:
             return scores
         h = self.spec.q_heads
         if self.rows:
-            return self._reshape(scores, 0, h, -1, 0)
+            return self._rows_of(scores, h, s)
         return self._shaped(scores, [h], s, t)
 
     def arranged(self, by_head: ir.Value, s: Count, t: Count) -> ir.Value:
@@ -94,6 +94,14 @@ class Groups:
         if self.spec.group == 1:
             return context
         return self._reshape(context, 0, self.spec.q_heads, -1, self.spec.value_dim)
+
+    def _rows_of(self, scores: ir.Value, heads: int, s: Count) -> ir.Value:
+        """``scores`` as [b, heads, s, t]. Never by -1: a piece of no keys has no elements."""
+        if isinstance(s, int):
+            return self._reshape(scores, 0, heads, s, 0)
+        parts = [ints(self.scope, 0, heads), s, ints(self.scope, 0)]
+        shape = self.scope.op("Concat", parts, {"axis": 0}, dtype=ir.DataType.INT64)
+        return self.scope.op("Reshape", [scores, shape], dtype=scores.dtype)
 
     def _shaped(self, value: ir.Value, heads: list[int], s: Count, t: Count) -> ir.Value:
         """``value`` as [b, *heads, s, t]; a size of 0 would be read as "keep", but none is."""

@@ -29,7 +29,11 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """Emits ``Softmax(mask(cap(Q Kᵀ))) V`` for queries that are already scaled."""
+    """Emits ``Softmax(mask(cap(Q Kᵀ))) V`` for queries that are already scaled.
+
+    Attributes:
+        few: whether the queries are few, so that weights are smaller than values.
+    """
 
     scope: Scope
     spec: AttentionSpec
@@ -38,6 +42,7 @@ class Products:
     counts: Counts
     groups: Groups
     hiding: Hiding
+    few: bool
 
     def context(
         self,
@@ -73,7 +78,7 @@ class Products:
         weights = self.scope.op("Softmax", [joined], {"axis": -1}, dtype=wide)
         weights = cast(self.scope, weights, ir_dtype(self.spec.io_dtype))
         columns: Count = 0
-        if self.operands.sinks is not None and self.groups.rows:
+        if self.operands.sinks is not None and self.few:
             weights = self._without_sink(weights)
         elif self.operands.sinks is not None:
             values, columns = self._with_zero_row(values), 1

@@ -57,6 +57,7 @@ class GroupedForm:
             counts=counts,
             groups=groups,
             hiding=hiding,
+            few=True,
         )
         query = as_layout(scope, scaled_query(scope, spec, ready.query), Layout.BHSD)
         value = as_layout(scope, ready.value, Layout.BHSD)

@@ -12,6 +12,7 @@ numbers or symbols: cuts are then computed in the graph. See docs/forms/tiled.md
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -20,7 +21,7 @@ from mha_export.forms._counts import Counts, Span, same
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
 from mha_export.forms._grouping import Groups
 from mha_export.forms._hiding import Hiding
-from mha_export.forms._layout import Sizes, as_layout
+from mha_export.forms._layout import LENGTH_AXIS, Sizes, as_layout, four_dimensional
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import added_parts, hiding_parts
 from mha_export.forms._prepare import Prepared, finished, prepare
@@ -57,7 +58,7 @@ class TiledForm:
         sizes = Sizes(scope, spec, operands)
         ready = prepare(scope, spec, operands, sizes, ops=False)
         output = _Tiles(scope, spec, params, operands, sizes).emit(ready)
-        heads = Heads(value=output, layout=Layout.BHSD, heads=spec.q_heads, dim=spec.value_dim)
+        heads = Heads(value=output, layout=Layout.BSHD, heads=spec.q_heads, dim=spec.value_dim)
         return Emitted(
             output=finished(scope, spec, heads),
             present_key=ready.present_key,
@@ -71,7 +72,13 @@ def _option_refusal(params: FormParams) -> Unsupported | None:
         return Unsupported(feature="tiles", needs=f"a whole number of 1 to {MOST_TILES} tiles")
     if params.options.get("mask", "diagonal") not in ("diagonal", "tile"):
         return Unsupported(feature="mask", needs="'diagonal' or 'tile'")
+    if params.options.get("heads", "rows") not in ("rows", "broadcast"):
+        return Unsupported(feature="heads", needs="'rows' or 'broadcast'")
     return None
+
+
+def _as_rows(params: FormParams) -> bool:
+    return params.options.get("heads", "rows") == "rows"
 
 
 def _refusal(spec: AttentionSpec) -> Unsupported | None:
@@ -110,7 +117,7 @@ class _Tiles:
         self._parts = hiding_parts(spec)
         self._whole_mask = Mask(scope, spec, operands, sizes)
         self._hiding = Hiding(spec=spec, operands=operands, cuts=True)
-        self._groups = Groups(scope=scope, spec=spec, counts=counts, rows=False)
+        self._groups = Groups(scope=scope, spec=spec, counts=counts, rows=_as_rows(params))
         self._products = Products(
             scope=scope,
             spec=spec,
@@ -119,12 +126,13 @@ class _Tiles:
             counts=counts,
             groups=self._groups,
             hiding=self._hiding,
+            few=False,
         )
 
     def emit(self, ready: Prepared) -> ir.Value:
-        """[b, h, s, e]."""
+        """[b, s, h, e]: tiles are turned one by one, while they are in the cache."""
         scope, spec = self._scope, self._spec
-        query = as_layout(scope, scaled_query(scope, spec, ready.query), Layout.BHSD)
+        query = four_dimensional(scope, scaled_query(scope, spec, ready.query))
         value = as_layout(scope, ready.value, Layout.BHSD)
         keys = self._groups.keys(as_layout(scope, ready.key, Layout.BHSD).value)
         values = self._groups.keys(value.value)
@@ -133,24 +141,25 @@ class _Tiles:
         wanted = self._params.options.get("tiles", default_tiles(spec))
         assert isinstance(wanted, int)
         outputs = [
-            self._tile(tile, query.value, keys, values, stated)
+            self._tile(tile, query, keys, values, stated)
             for tile in self._cuts.tiles(wanted, split=split)
         ]
         if len(outputs) == 1:
             return outputs[0]
-        joined = scope.op("Concat", outputs, {"axis": 2}, dtype=outputs[0].dtype)
+        joined = scope.op("Concat", outputs, {"axis": 1}, dtype=outputs[0].dtype)
         if self._cuts.repeats:
-            joined = self._counts.rows(joined, Span(start=0, end=self._cuts.q), 2)
+            joined = self._counts.rows(joined, Span(start=0, end=self._cuts.q), 1)
         return joined
 
     def _tile(
         self,
         tile: Tile,
-        query: ir.Value,
+        query: Heads,
         keys: ir.Value,
         values: ir.Value,
         stated: ir.Value | None,
     ) -> ir.Value:
+        """[b, rows, h, e]."""
         counts, kv, axis = self._counts, self._cuts.kv, self._groups.key_axis
         rows = counts.sub(tile.rows.end, tile.rows.start)
         pieces = [
@@ -162,17 +171,23 @@ class _Tiles:
             for span, masked in _pieces(tile)
         ]
         output = self._products.context(
-            counts.rows(query, tile.rows, 2, of=self._cuts.q),
+            self._queries(query, tile.rows),
             rows,
             pieces,
             counts.rows(values, tile.keys, axis, of=kv),
             self._parts,
-            by_head=self._mask_has_heads(),
+            by_head=self._meets_by_head(pieces),
         )
-        if stated is None:
-            return output
-        has_key = self._mask(tile, tile.keys).row_has_key()
-        return self._scope.op("Where", [has_key, output, stated], dtype=output.dtype)
+        if stated is not None:
+            has_key = self._mask(tile, tile.keys).row_has_key()
+            output = self._scope.op("Where", [has_key, output, stated], dtype=output.dtype)
+        return self._scope.op("Transpose", [output], {"perm": [0, 2, 1, 3]}, dtype=output.dtype)
+
+    def _queries(self, query: Heads, rows: Span) -> ir.Value:
+        """The queries of one tile, [b, h, rows, d]."""
+        axis = LENGTH_AXIS[query.layout]
+        cut = self._counts.rows(query.value, rows, axis, of=self._cuts.q)
+        return as_layout(self._scope, dataclasses.replace(query, value=cut), Layout.BHSD).value
 
     def _mask(self, tile: Tile, keys: Span) -> TileMask:
         shared = self._cuts.offset_is_shared
@@ -188,8 +203,10 @@ class _Tiles:
             offset=self._cuts.offset if shared else None,
         )
 
-    def _mask_has_heads(self) -> bool:
-        """Whether a tile's mask may have a batch or head axis: then it is added as [b, h, s, t]."""
+    def _meets_by_head(self, pieces: Sequence[Piece]) -> bool:
+        """Whether scores are masked as [b, h, s, t]: groups are rows, or the mask has heads."""
+        if self._groups.rows:
+            return self._spec.sinks or any(piece.mask is not None for piece in pieces)
         positions = self._parts <= POSITION_PARTS and self._cuts.offset_is_shared
         added = added_parts(self._spec.mask)
         return bool(added) or not positions or self._spec.mask.prefix
