@@ -73,7 +73,15 @@ class Trial:
             return
         self.found["load_ms"] = loaded.value.load_ms
         if loaded.value.cannot_run is not None:
+            self._say_what_was_built(compiled.value)
             self._stop("built", loaded.value.cannot_run.reason)
+
+    def _say_what_was_built(self, artifact: Any) -> None:
+        """The builder's own report, where it makes one: what each attention became."""
+        report = getattr(artifact, "placement", None)
+        if report is not None:
+            stated = report(self.candidate.graph)
+            self.found["placement"] = PlacementRecord.from_json(stated.to_json())
 
     def judge(
         self, reference: ModelReference, expected: Sequence[Expected], keep_in: Path | None

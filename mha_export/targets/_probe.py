@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mha_export.forms import all_forms
 from mha_export.spec import DType
 from mha_export.states import CapabilityState
 from mha_export.targets._capabilities import (
@@ -39,7 +38,8 @@ from mha_export.targets._target import (
 )
 from mha_export.targets._worker import Job, Limits, Outcome, Worker
 
-LIMITS = Limits(seconds=120.0)
+SECONDS = 120.0
+"""For one graph; a target whose runs are slow for a known reason says more (``probe_seconds``)."""
 COMPUTED_IN = {"f16": DType.FP16, "bf16": DType.BF16}
 """Precisions a runtime computes in whatever the graph says, as dtypes of the error bounds."""
 
@@ -100,7 +100,9 @@ def probe(
         if known is not None:
             return known
     wanted = (DType.FP32,) if quick or precision in COMPUTED_IN else tuple(dtypes)
-    probes = list(_probes(target, precision, wanted, quick=quick))
+    probes = sorted(
+        _probes(target, precision, wanted, quick=quick), key=lambda one: _decides(target, one)
+    )
     unfinished = Unfinished(cache_file(target, precision, availability))
     rows = []
     with Worker() as worker:
@@ -111,7 +113,8 @@ def probe(
             row = unfinished.get(digest)
             if row is None:
                 row = probe_one(worker, target.name, precision, one)
-                unfinished.add(digest, row)
+                if row.state != "crash":  # which another try may not see: a loaded machine
+                    unfinished.add(digest, row)
             rows.append(row)
     found = Capabilities(
         target=target.name,
@@ -138,21 +141,25 @@ def _digest(one: Probe) -> str:
 def _probes(
     target: Target, precision: str | None, dtypes: Sequence[DType], *, quick: bool
 ) -> Iterator[Probe]:
-    """Those first that decide most: operators, and the forms the target is given by itself."""
     computed_in = COMPUTED_IN.get(precision or "")
-    others = [name for name in all_forms() if name not in target.default_forms]
     for dtype in dtypes:
         first = dtype is dtypes[0]
         features = QUICK if quick else tuple(FEATURES) if first else SECOND_DTYPE
         if first and not quick:
             yield from operator_probes(dtype, max_opset=target.max_opset, computed_in=computed_in)
         yield from form_probes(
-            dtype,
-            max_opset=target.max_opset,
-            computed_in=computed_in,
-            features=features,
-            forms=(*target.default_forms, *others),
+            dtype, max_opset=target.max_opset, computed_in=computed_in, features=features
         )
+
+
+def _decides(target: Target, one: Probe) -> int:
+    """Sorts what decides most to the front: operators, and the forms the target is given first.
+
+    ``primitive`` is used whatever its probes say.
+    """
+    if "." in one.form:
+        return 0
+    return 1 if one.form in target.default_forms and one.form != "primitive" else 2
 
 
 def probe_one(worker: Worker, target: str, precision: str | None, one: Probe) -> Capability:
@@ -162,7 +169,8 @@ def probe_one(worker: Worker, target: str, precision: str | None, one: Probe) ->
         runs = runs[:1]  # its dimensions are those of the first case
     feeds = [run.feeds() for run in runs]
     job = Job(function=observe, args=(target, precision, model_bytes(one.model), feeds))
-    outcome = worker.call(job, limits=LIMITS)
+    seconds = getattr(target_named(target), "probe_seconds", SECONDS)
+    outcome = worker.call(job, limits=Limits(seconds=seconds))
     state, error, message = _judge(outcome, runs)
     findings = outcome.value if outcome.ok else None
     return Capability(

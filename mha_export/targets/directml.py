@@ -35,6 +35,8 @@ class DirectMlTarget:
     precisions: tuple[str, ...] = ()
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 22
+    probe_seconds = 600.0
+    """Under Wine every shape compiles its shaders anew, in software."""
 
     def availability(self) -> Availability:
         system = platform.system()
