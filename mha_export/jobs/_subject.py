@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -37,7 +37,9 @@ class Candidate:
     @property
     def name(self) -> str:
         own = self.variant in (None, self.request.target.name)
-        return self.request.name if own else f"{self.request.name} ({self.variant})"
+        more = [] if own else [str(self.variant)]
+        more += ["decode"] if self.graph == "decode" else []
+        return f"{self.request.name} ({', '.join(more)})" if more else self.request.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +102,11 @@ def _folder(path: Path, targets: Sequence[str]) -> Subject:
 
 
 def _candidates(path: Path, record: ExportRecord, targets: Sequence[str]) -> list[Candidate]:
-    variants = {variant.target: variant for variant in record.variants}
-    portable = variants.get(PORTABLE)
-    if PORTABLE in targets and portable is None:
+    variants: dict[str, list[VariantRecord]] = {}
+    for variant in record.variants:
+        variants.setdefault(variant.target, []).append(variant)
+    portable = variants.get(PORTABLE, [])
+    if PORTABLE in targets and not portable:
         raise _no_graph(path, PORTABLE, variants)
     named = [name for name in (targets or variants) if name != PORTABLE]
     # The portable graph alone: on every target found here, and beside it no graph of a target.
@@ -110,17 +114,18 @@ def _candidates(path: Path, record: ExportRecord, targets: Sequence[str]) -> lis
     wants_portable = not targets or PORTABLE in targets
     found: list[Candidate] = []
     for request in requests:
-        variant = variants.get(request.target.name) if named else None
-        if variant is None and portable is None and _can_run(request):
+        own = variants.get(request.target.name, []) if named else []
+        if not own and not portable and _can_run(request):
             raise _no_graph(path, request.target.name, variants)
-        if variant is not None or portable is None or not wants_portable:
-            found.append(_candidate(path, request, variant or portable))
-        if portable is not None and (wants_portable or variant is None) and _can_run(request):
-            found.append(_candidate(path, request, portable))
+        if own or not portable or not wants_portable:
+            found += [_candidate(path, request, each) for each in own or portable]
+            found += [] if own or portable else [_candidate(path, request, None)]
+        if (wants_portable or not own) and _can_run(request):
+            found += [_candidate(path, request, each) for each in portable]
     return _distinct(found)
 
 
-def _no_graph(path: Path, name: str, variants: Mapping[str, VariantRecord]) -> InputError:
+def _no_graph(path: Path, name: str, variants: Iterable[str]) -> InputError:
     portable = "" if name == PORTABLE else " (or -t portable)"
     return InputError(
         f"{path} holds no graph for target {name}; it has {', '.join(sorted(variants))}",
