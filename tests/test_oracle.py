@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,9 +21,11 @@ from mha_export.oracle import (
     OracleResult,
     RotaryInputs,
     SideInputs,
+    StreamWeights,
     attention,
     hidden_pairs,
     inverse_frequencies,
+    joint_layer,
     latent_layer,
     layer,
     rotary_tables,
@@ -34,6 +37,7 @@ from mha_export.spec import (
     CausalAlignment,
     DType,
     EmptyRow,
+    JointSpec,
     LatentSpec,
     MaskSpec,
     ProjectionSpec,
@@ -1141,3 +1145,129 @@ def test_names_of_arrays_are_those_of_operands() -> None:
         rotary=RotaryInputs(cos=np.zeros(1), sin=np.zeros(1)),
     )
     assert {n for n, _ in arrays.named()} == {n for n, _ in operands.values()}
+
+
+JOINT = AttentionSpec(
+    q_heads=2,
+    kv_heads=2,
+    head_dim=4,
+    projections=ProjectionSpec(
+        d_model=6,
+        output_bias=True,
+        joint=JointSpec(lengths=("a", "b"), d_model=5, qk_norm=QkNormSpec(kind="rms")),
+    ),
+    q_len="s",
+    kv_len="s",
+)
+
+
+def _stream(width: int) -> StreamWeights:
+    linear = LayerWeights(
+        **{f"w_{name}": RNG.normal(size=(width, 8)) for name in "qkv"},
+        w_o=RNG.normal(size=(8, width)),
+        b_o=RNG.normal(size=width),
+    )
+    return StreamWeights(
+        linear=linear, q_norm_weight=RNG.normal(size=4), k_norm_weight=RNG.normal(size=4)
+    )
+
+
+def test_two_streams_are_one_attention_over_both() -> None:
+    """One head of one token at a time, from the definition."""
+    streams = _stream(6), _stream(5)
+    xs = RNG.normal(size=(1, 3, 6)), RNG.normal(size=(1, 2, 5))
+    outputs, result = joint_layer(JOINT, streams, xs)
+    assert result.output.shape == (1, 2, 5, 4)
+
+    def vectors(name: str, head: int) -> list[np.ndarray]:
+        found = []
+        for own, x in zip(streams, xs, strict=True):
+            weight = getattr(own.linear, f"w_{name}")[:, 4 * head : 4 * head + 4]
+            for token in x[0]:
+                y = token @ weight
+                if name != "v":
+                    y = y / np.sqrt(np.mean(y * y) + 1e-6) * getattr(own, f"{name}_norm_weight")
+                found.append(y)
+        return found
+
+    merged = np.zeros((5, 8))
+    for head in range(2):
+        keys, values = np.array(vectors("k", head)), np.array(vectors("v", head))
+        for at, query in enumerate(vectors("q", head)):
+            weights = np.exp(keys @ query / 2)
+            merged[at, 4 * head : 4 * head + 4] = weights @ values / weights.sum()
+    for own, part, found in zip(streams, (merged[:3], merged[3:]), outputs, strict=True):
+        np.testing.assert_allclose(found[0], part @ own.linear.w_o + own.linear.b_o, atol=1e-12)
+
+
+def test_the_second_stream_may_end_in_the_attention() -> None:
+    streams = _stream(6), _stream(5)
+    xs = RNG.normal(size=(1, 3, 6)), RNG.normal(size=(1, 2, 5))
+    both, _ = joint_layer(JOINT, streams, xs)
+    joint = dataclasses.replace(JOINT.projections.joint, output=False)
+    spec = JOINT.replace(projections=dataclasses.replace(JOINT.projections, joint=joint))
+    (first,), _ = joint_layer(spec, streams, xs)
+    np.testing.assert_array_equal(first, both[0])
+    bare = JOINT.replace(projections=ProjectionSpec(d_model=6, output=False, joint=joint))
+    (merged,), _ = joint_layer(bare, streams, xs)
+    linear = streams[0].linear
+    np.testing.assert_allclose(merged @ linear.w_o + linear.b_o, first, atol=1e-12)
+    with pytest.raises(InputError, match="no second stream"):
+        joint_layer(JOINT.replace(projections=None), streams, xs)
+
+
+def test_a_direct_query_weight_is_not_read_where_queries_have_a_latent() -> None:
+    latent = dataclasses.replace(LATENT.latent, q_rank=7)
+    weights = LatentWeights(
+        w_kv_a=RNG.normal(size=(9, 12)),
+        w_kv_b=RNG.normal(size=(8, 33)),
+        w_q_a=RNG.normal(size=(9, 7)),
+        w_q_b=RNG.normal(size=(7, 30)),
+    )
+    x = RNG.normal(size=(1, 2, 9))
+    both = dataclasses.replace(weights, w_q=RNG.normal(size=(9, 30)))
+    spec = LATENT.replace(latent=latent)
+    np.testing.assert_array_equal(latent_layer(spec, both, x)[0], latent_layer(spec, weights, x)[0])
+
+
+def test_a_latent_is_divided_by_its_root_mean_square() -> None:
+    from mha_export.oracle._layer import _rms
+
+    x, weight = np.array([[[3.0, 4.0], [1.0, 0.0]]]), np.array([2.0, 10.0])
+    expected = [[[6.0 / 12.75**0.5, 40.0 / 12.75**0.5], [2.0 / 0.75**0.5, 0.0]]]
+    np.testing.assert_allclose(_rms(x, weight, 0.25), expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32, DType.FP64])
+def test_the_minimum_of_each_dtype(dtype: DType) -> None:
+    from mha_export.bounds import numpy_dtype
+    from mha_export.oracle._mask import MINIMUM
+
+    assert MINIMUM[dtype] == float(ml_dtypes.finfo(numpy_dtype(dtype)).min)
+
+
+def test_queries_in_blocks_are_the_same_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mha_export.oracle import _attention
+
+    spec = AttentionSpec(q_heads=2, kv_heads=1, head_dim=3)
+    inputs = OracleInputs(
+        query=RNG.normal(size=(1, 2, 7, 3)),
+        key=RNG.normal(size=(1, 1, 5, 3)),
+        value=RNG.normal(size=(1, 1, 5, 3)),
+    )
+    whole = attention(spec, inputs)
+    monkeypatch.setattr(_attention, "_BLOCK_ELEMENTS", 20)
+    np.testing.assert_allclose(attention(spec, inputs, scores=False).output, whole.output)
+    kept = attention(spec, inputs)
+    assert kept.raw is not None
+    assert kept.raw.shape == (1, 2, 7, 5)
+
+
+def test_operands_are_named_and_mapped() -> None:
+    tables = RotaryInputs(cos=np.ones((1, 2, 1)), sin=np.zeros((1, 2, 1)))
+    side = SideInputs(sinks=np.ones(2), rotary=tables)
+    assert [name for name, _ in side.named()] == ["sinks", "rotary.cos", "rotary.sin"]
+    doubled = dict(side.map_arrays(lambda array: array + 1).named())
+    assert doubled["sinks"].tolist() == [2.0, 2.0]
+    assert doubled["rotary.cos"].max() == 2.0
+    assert doubled["rotary.sin"].max() == 1.0

@@ -18,6 +18,7 @@ from mha_export.spec import (
     CausalAlignment,
     DType,
     EmptyRow,
+    JointSpec,
     LatentSpec,
     MaskSpec,
     ProjectionSpec,
@@ -209,3 +210,62 @@ def test_features_can_be_left_out_of_drawn_specs(spec: AttentionSpec) -> None:
 def test_unknown_features_cannot_be_left_out(data: st.DataObject) -> None:
     with pytest.raises(ValueError, match="unknown features"):
         data.draw(attention_specs(without=("softcup",)))
+
+
+def _joint(**fields: Any) -> ProjectionSpec:
+    return ProjectionSpec(**{"d_model": 8, "joint": JointSpec(lengths=("a", "b"))} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"cross": True}, "cross"),
+        ({"cache": CacheSpec()}, "cache"),
+        ({"qk_norm": QkNormSpec(kind="rms")}, "qk_norm"),
+        ({"value_source": "key_prefix"}, "key_prefix"),
+        ({"kv_len": "t"}, "kv_len"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_two_streams_do_not_go_with(fields: dict[str, Any], words: str) -> None:
+    joint = {"projections": _joint(), "q_len": "s", "kv_len": "s"}
+    assert make_spec(**joint).projections == _joint()
+    with pytest.raises(SpecError, match=words):
+        make_spec(**joint | fields)
+
+
+def test_two_streams_have_two_lengths_and_weights_apart() -> None:
+    with pytest.raises(SpecError, match="3 entries"):
+        JointSpec(lengths=("a", "b", "c"))  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="expected separate"):
+        _joint(packing="packed")
+    mean = _joint(output=False)
+    with pytest.raises(SpecError, match="combine: mean"):
+        make_spec(projections=mean, q_len="s", kv_len="s", combine="mean")
+
+
+ABSORBED: dict[str, Any] = {
+    "kv_heads": 1,
+    "head_dim": 14,
+    "v_head_dim": 10,
+    "value_source": "key_prefix",
+    "latent": LatentSpec(kv_rank=10, nope_dim=8, rope_dim=4, absorbed=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"q_heads": 2, "kv_heads": 2}, "kv_heads is 2; absorbed latent attention has 1"),
+        ({"head_dim": 12}, "head_dim is 12; absorbed latent attention has 14"),
+        ({"v_head_dim": 8}, "v_head_dim is 8; absorbed latent attention has 10"),
+        ({"value_source": "own"}, "value_source is own"),
+        ({"latent": LatentSpec(kv_rank=10, nope_dim=8, rope_dim=4)}, "materialised .* has 12"),
+        ({"rotary": RotarySpec(dim=6)}, "above latent.rope_dim"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_widths_of_latent_attention_fit_each_other(fields: dict[str, Any], words: str) -> None:
+    make_spec(**ABSORBED)
+    with pytest.raises(SpecError, match=words):
+        make_spec(**ABSORBED | fields)

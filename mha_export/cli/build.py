@@ -101,5 +101,6 @@ def _explain(document: dict[str, Any]) -> None:
     for name, value in document["spec"].items():
         print_line(f"{name}: {value}")
     print_line(f"form: {document['form']} {document['params']}")
+    print_line("verdict: supported" + ("" if document["by_other_means"] else ", all natively"))
     for feature, means in document["by_other_means"].items():
         print_line(f"{feature}: said by {means}")

@@ -228,7 +228,8 @@ def _latent_query(latent: LatentSpec, weights: LatentWeights, x: Floats) -> Floa
     for name in needed:
         if getattr(weights, name) is None:
             raise InputError(f"latent weight {name} is missing (latent.q_rank is {latent.q_rank})")
-    if weights.w_q is not None and direct:
+    if direct:
+        assert weights.w_q is not None
         return x @ weights.w_q.astype(np.float64)
     assert weights.w_q_a is not None
     assert weights.w_q_b is not None

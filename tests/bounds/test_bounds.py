@@ -22,7 +22,7 @@ from mha_export.bounds import (
     unit_roundoff,
 )
 from mha_export.cases import cases
-from mha_export.oracle import OracleInputs, attention
+from mha_export.oracle import OracleInputs, RotaryInputs, attention
 from mha_export.spec import (
     AttentionSpec,
     CacheSpec,
@@ -267,3 +267,69 @@ def test_scores_have_bounds_of_their_own(kind: QkOutput) -> None:
         assert judge(rounded, scores[..., None], rows.ensemble, rows.floor).status == "pass"
         wrong = rounded * np.float32(1.001)
         assert judge(wrong, scores[..., None], rows.ensemble, rows.floor).status == "fail"
+
+
+def _scores_within(spec: AttentionSpec, inputs: OracleInputs, found: np.ndarray) -> str:
+    assert spec.qk_output is not None
+    exact = attention(spec, inputs)
+    rows = score_bounds(spec, inputs, exact, spec.qk_output)
+    wanted = exact.scores(spec.qk_output)[..., None]
+    return judge(found[..., None], wanted, rows.ensemble, rows.floor).status
+
+
+def test_a_rotated_channel_that_cancels_keeps_the_rounding_of_its_pair() -> None:
+    """Turned by 45 degrees, (1, 1 + 1e-7) leaves fp32 an error as large as what is left of it."""
+    rotary = RotarySpec(dim=2)
+    spec = AttentionSpec(
+        q_heads=1,
+        kv_heads=1,
+        head_dim=2,
+        scale=1.0,
+        rotary=rotary,
+        qk_output=QkOutput.RAW,
+        q_len="s",
+        kv_len="s",
+    )
+    root = np.full((1, 1, 1), np.sqrt(0.5)).astype(np.float32)
+    near = np.array([[[[1.0, np.float64(np.float32(1.0 + 1e-7))]]]])
+    key = np.array([[[[np.sqrt(0.5), np.sqrt(0.5)]]]]).astype(np.float32).astype(np.float64)
+    inputs = OracleInputs(
+        query=near,
+        key=key,
+        value=np.zeros((1, 1, 1, 2)),
+        rotary=RotaryInputs(cos=root.astype(np.float64), sin=root.astype(np.float64)),
+    )
+    exact = attention(spec, inputs).scores(QkOutput.RAW)
+    unit = unit_roundoff(DType.FP32)
+    assert _scores_within(spec, inputs, exact + 2 * unit) == "pass"
+    assert _scores_within(spec, inputs, exact + 100 * unit) == "fail"
+
+
+def test_masked_scores_that_cancel_keep_the_rounding_of_what_was_added() -> None:
+    spec = AttentionSpec(
+        q_heads=1,
+        kv_heads=1,
+        head_dim=1,
+        scale=1.0,
+        mask=MaskSpec(bias=(1, 1)),
+        qk_output=QkOutput.MASKED,
+    )
+    one = np.ones((1, 1, 1, 1))
+    inputs = OracleInputs(query=1000 * one, key=one, value=one, bias=np.array([[-1000.0]]))
+    unit = unit_roundoff(DType.FP32)
+    exact = attention(spec, inputs).scores(QkOutput.MASKED)
+    assert exact.item() == 0.0
+    assert _scores_within(spec, inputs, exact + 2000 * unit) == "pass"
+    assert _scores_within(spec, inputs, exact + 50_000 * unit) == "fail"
+
+
+def test_a_saturated_cap_forgets_the_error_of_the_product() -> None:
+    spec = AttentionSpec(
+        q_heads=1, kv_heads=1, head_dim=1, scale=1.0, softcap=2.0, qk_output=QkOutput.CAPPED
+    )
+    one = np.ones((1, 1, 1, 1))
+    inputs = OracleInputs(query=1e4 * one, key=one, value=one)
+    exact = attention(spec, inputs).scores(QkOutput.CAPPED)
+    unit = unit_roundoff(DType.FP32)
+    assert _scores_within(spec, inputs, exact + 4 * unit) == "pass"
+    assert _scores_within(spec, inputs, exact + 40 * unit) == "fail"

@@ -8,7 +8,9 @@ from mha_export.spec import (
     AttentionSpec,
     CacheSpec,
     CausalAlignment,
+    DType,
     EmptyRow,
+    LatentSpec,
     MaskSpec,
     QkNormSpec,
     QkOutput,
@@ -62,6 +64,18 @@ HEADS = {
     "key-prefix": _spec(kv_heads=1, value_source="key_prefix", v_head_dim=8),
     "key-prefix-whole": _spec(kv_heads=1, value_source="key_prefix"),
     "key-prefix-cache": _spec(kv_heads=1, value_source="key_prefix", v_head_dim=8, **_cached()),
+    "key-prefix-static": _spec(
+        kv_heads=1, value_source="key_prefix", v_head_dim=8, **_cached(CacheSpec(growth="static"))
+    ),
+    "latent-absorbed": _spec(
+        kv_heads=1,
+        value_source="key_prefix",
+        v_head_dim=12,
+        latent=LatentSpec(kv_rank=12, nope_dim=8, rope_dim=4, absorbed=True),
+        rotary=_rotary(dim=4),
+        **_cached(),
+    ),
+    "softmax-fp32": _gqa(softmax_dtype=DType.FP32, **SQUARE),
 }
 SCALES = {
     "scale-1": _gqa(scale=1.0, **SQUARE),
@@ -148,6 +162,17 @@ BIASES = {
         mask=MaskSpec(bias=("s", "s"), alibi_slopes=SLOPES, causal=TOP_LEFT), **SQUARE
     ),
     "keep-short": _spec(mask=MaskSpec(keep=("q_len", "mask_len"), empty_row=EmptyRow.ZERO)),
+    "keep-short-rank-1": _spec(mask=MaskSpec(keep=("mask_len",), empty_row=EmptyRow.ZERO)),
+    "keep-short-rank-3": _spec(
+        mask=MaskSpec(keep=(4, "q_len", "mask_len"), empty_row=EmptyRow.ZERO)
+    ),
+    "keep-short-rank-4": _spec(
+        mask=MaskSpec(keep=("batch", 1, "q_len", "mask_len"), empty_row=EmptyRow.NAN)
+    ),
+    "bias-short-rank-1": _spec(mask=MaskSpec(bias=("mask_len",), empty_row=EmptyRow.ZERO)),
+    "bias-short-rank-4": _spec(
+        mask=MaskSpec(bias=(1, 4, "q_len", "mask_len"), empty_row=EmptyRow.ZERO)
+    ),
     "keep-rank-1": _spec(mask=MaskSpec(keep=("kv_len",), empty_row=EmptyRow.ZERO)),
     "keep-heads": _gqa(mask=MaskSpec(keep=(4, "q_len", "kv_len"), empty_row=EmptyRow.UNIFORM)),
 }

@@ -15,14 +15,7 @@ from mha_export.spec import DType
 
 CONTRIB_OPSET = 23
 
-MASKED_MINIMUM = "ONNX Runtime 1.32 writes its dtype's minimum where the masked scores are -inf"
 KNOWN: dict[tuple[str, str], str] = {
-    ("onnx", "test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal"): (
-        MASKED_MINIMUM
-    ),
-    ("onnx", "test_attention_4d_with_past_and_present_qk_matmul_bias_4d_mask_causal"): (
-        MASKED_MINIMUM
-    ),
     ("onnx", "test_attention_4d_causal_fp16"): (
         "ONNX Runtime 1.32 rounds fp16 attention once more than the stored outputs allow: one "
         "entry of 192 is off by one unit"

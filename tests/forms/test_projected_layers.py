@@ -17,6 +17,7 @@ from mha_export.spec import (
     CausalAlignment,
     DType,
     EmptyRow,
+    JointSpec,
     LatentSpec,
     MaskSpec,
     ProjectionSpec,
@@ -81,6 +82,29 @@ LAYERS = {
         mask=CAUSAL,
         rotary=RotarySpec(dim=8, theta=1e4, max_positions=64),
         qk_norm=QkNormSpec(kind="rms"),
+    ),
+    "joint": _spec(
+        ProjectionSpec(
+            d_model=24,
+            **BIASED,
+            joint=JointSpec(
+                lengths=("a", "b"), d_model=20, qk_norm=QkNormSpec(kind="layer", bias=True)
+            ),
+        ),
+        q_len="s",
+        kv_len="s",
+    ),
+    "joint-one-output": _spec(
+        ProjectionSpec(d_model=24, joint=JointSpec(lengths=("a", "b"), output=False)),
+        sinks=True,
+        rotary=RotarySpec(dim=8, theta=1e4, max_positions=64),
+        q_len="s",
+        kv_len="s",
+    ),
+    "joint-bare": _spec(
+        ProjectionSpec(d_model=24, output=False, joint=JointSpec(lengths=("a", "b"))),
+        q_len="s",
+        kv_len="s",
     ),
     "gpt-oss": _spec(ProjectionSpec(d_model=24, **BIASED), sinks=True, mask=CAUSAL),
 }

@@ -15,6 +15,7 @@ from mha_export.spec import (
     CausalAlignment,
     DType,
     EmptyRow,
+    JointSpec,
     MaskSpec,
     ProjectionSpec,
     QkNormSpec,
@@ -105,6 +106,20 @@ def test_other_means_are_recorded(
     assert verdict.by_other_means == means
 
 
+@pytest.mark.parametrize("form", list(all_forms()))
+def test_the_precision_of_softmax_is_said_or_recorded(form: str) -> None:
+    """fp16 scores, fp32 softmax: in plain ops, as an attribute, or as the op has it."""
+    projections = ProjectionSpec(d_model=24, packing="packed")
+    spec = _spec(io_dtype=DType.FP16, softmax_dtype=DType.FP32, projections=projections, **SQUARE)
+    verdict = form_named(form).supports(spec, FormParams(opset=23))
+    assert isinstance(verdict, Supported)
+    recorded = {"ort-attention", "ort-gqa", "ort-mha", "portable"}
+    assert ("softmax_dtype" in verdict.by_other_means) is (form in recorded)
+    same = form_named(form).supports(spec.replace(softmax_dtype=None), FormParams(opset=23))
+    assert isinstance(same, Supported)
+    assert "softmax_dtype" not in same.by_other_means
+
+
 REFUSALS = [
     # form, spec, the feature named
     ("onnx", _spec(), {"opset": 22}, "opset"),
@@ -120,6 +135,12 @@ REFUSALS = [
     ("primitive", FEATURES["keep-inf-finite"], {}, "empty_row"),
     ("onnx", FEATURES["scores-raw"].replace(sinks=True), {}, "qk_output"),
     ("onnx", FEATURES["scores-masked-min"], {}, "qk_output"),
+    (
+        "onnx",
+        FEATURES["scores-masked"].replace(mask=FEATURES["bias"].mask),
+        {},
+        "qk_output",
+    ),
     (
         "onnx",
         FEATURES["scores-probabilities-keep"].replace(
@@ -154,6 +175,10 @@ REFUSALS += [
     ("ort-attention", _spec(**PROJECTED | fields), {}, feature)
     for feature, fields in {
         "projections.packing": {"projections": ProjectionSpec(d_model=24, packing="interleaved")},
+        "projections.joint": {
+            "projections": ProjectionSpec(d_model=24, joint=JointSpec(lengths=("a", "b"))),
+            **SQUARE,
+        },
         "io_dtype": {"io_dtype": DType.FP64},
         "cross": {"cross": True},
         "kv_heads": {"kv_heads": 2},
