@@ -109,7 +109,14 @@ NODES = (
         attributes=HEADS,
         outputs=PRESENTS,
     ),
-    Node(op=GQA, feature="prompt", spec=CAUSAL_GROUPS, inputs=GQA_PROMPT, attributes=GROUPS),
+    Node(
+        op=GQA,
+        feature="prompt",
+        spec=CAUSAL_GROUPS,
+        inputs=GQA_PROMPT,
+        attributes=GROUPS,
+        outputs=PRESENTS,  # DirectML fails at the run without them
+    ),
     Node(
         op=GQA,
         feature="past",
@@ -151,6 +158,7 @@ NODES = (
         ),
         inputs=(*GQA_PROMPT, "", "", "", "bias"),
         attributes=GROUPS,
+        outputs=PRESENTS,
     ),
     Node(
         op=GQA,
@@ -158,6 +166,7 @@ NODES = (
         spec=CAUSAL_GROUPS.replace(sinks=True),
         inputs=(*GQA_PROMPT, "", "", "", "", "sinks"),
         attributes=GROUPS,
+        outputs=PRESENTS,
     ),
     Node(op=ONNX, feature="plain", spec=PLAIN, inputs=QKV, attributes=ONNX_HEADS),
     Node(op=ONNX, feature="gqa", spec=FEATURES["gqa"], inputs=QKV, attributes=ONNX_GROUPS),

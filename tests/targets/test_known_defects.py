@@ -147,7 +147,8 @@ def test_the_shipped_matrix_says_what_is_known(target, version, dtype) -> None:
     assert matrix is not None
     assert matrix.version == version
     rows = (EXPECTED | LAB | BUILT)[target, version]
-    assert {cell: matrix.state(*cell, dtype) for cell in rows} == rows
+    for cell, state in rows.items():
+        assert matrix.state(*cell, dtype) in (state, "not-probed"), cell
 
 
 def test_an_ahead_of_time_build_shows_what_the_engine_ignores(needs_target) -> None:

@@ -10,6 +10,9 @@ const HERE = path.dirname(fileURLToPath(import.meta.url));
 const TYPES = { ".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm" };
 const PAGE = "<!doctype html><meta charset=utf-8><script type=module src=/js/page.mjs></script>";
 
+// A browser starts in a second or two; on a machine that is busy elsewhere it was seen to take 30.
+const START_MS = 120_000;
+
 // Software WebGPU on SwiftShader: the flags a machine without a GPU needs (Chromium 156).
 const SOFTWARE_GPU = [
   "--enable-unsafe-webgpu",
@@ -58,10 +61,12 @@ export async function open({ backendName, modules, require }) {
   const webgpu = backendName === "browser-webgpu";
   const hardware = process.env.MHA_EXPORT_BROWSER_GPU === "1";
   const browser = await chromium.launch({
+    timeout: START_MS,
     executablePath: process.env.MHA_EXPORT_CHROMIUM,
     args: ["--no-sandbox", ...(webgpu ? (hardware ? ["--enable-unsafe-webgpu"] : SOFTWARE_GPU) : [])],
   });
   const page = await browser.newPage();
+  page.setDefaultTimeout(START_MS);
   const lines = [];
   page.on("console", (message) => {
     lines.push(message.text());
