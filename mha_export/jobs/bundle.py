@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import onnx_ir as ir
 
 from mha_export import __version__
 from mha_export.bundle import (
+    MANIFEST,
     Manifest,
     VariantEntry,
     bundle_readme,
@@ -24,11 +27,13 @@ from mha_export.bundle import (
     make_answers,
     options_of,
     preference,
+    read_manifest,
     runs_on,
     write_examples,
     write_manifest,
     write_zip,
 )
+from mha_export.bundle._files import names_in
 from mha_export.bundle._genai import read_config
 from mha_export.bundle._generation import greedy_continuation
 from mha_export.bundle._mobile import write_mobile
@@ -111,7 +116,7 @@ def bundle_export(
                 write_zip(built, stage)
             files = [out]
         else:
-            with staged_folder(out) as stage:
+            with _replaced(out) as stage:
                 manifest = maker.write(stage)
             files = [out]
             if settings.archive:
@@ -123,11 +128,32 @@ def bundle_export(
 
 def _check_new_folder(out: Path) -> None:
     check_folder(out)
-    if out.is_dir() and any(out.iterdir()) and not (out / "manifest.json").is_file():
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    try:
+        known = {MANIFEST, *read_manifest(out).files}
+    except InputError:
+        known = set()
+    if stranger := next((name for name in names_in(out) if name not in known), None):
         raise InputError(
-            f"{out} holds other files; expected an empty folder, a new one or an earlier bundle",
-            fix="choose another -o",
+            f"{out} holds other files ({stranger}); expected an empty folder, a new one, or an "
+            "earlier bundle with nothing added",
+            fix="choose another -o, or remove it",
         )
+
+
+@contextmanager
+def _replaced(out: Path) -> Iterator[Path]:
+    """An empty sibling folder that takes the place of ``out`` when the block ends without error."""
+    old = out.with_name(f".{out.name}.partial-{os.getpid()}.old")
+    fresh = out.with_name(f".{out.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
+    with staged_folder(fresh) as stage:
+        yield stage
+    if out.exists():
+        out.rename(old)
+    fresh.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 class _Maker:

@@ -1,0 +1,223 @@
+"""The examples run from a folder outside the project, and name what is wrong with a bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mha_export.bundle import Manifest
+from mha_export.bundle._manifest import manifest_bytes
+from mha_export.jobs.bundle import bundle_export
+from mha_export.targets._node import chromium_program, modules_folder
+from mha_export.targets._platform import find_program
+
+HERE = Path(__file__).parent
+Needs = Callable[[str], None]
+Link = Callable[[Path], Path]
+
+
+def outcome(command: list[str], bundle: Path) -> tuple[int, str]:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=bundle.parent, env=environ)
+    return done.returncode, done.stdout + done.stderr
+
+
+def python(bundle: Path, *words: str) -> tuple[int, str]:
+    return outcome([sys.executable, str(bundle / "examples/python/run.py"), *words], bundle)
+
+
+def node(bundle: Path, *words: str) -> tuple[int, str]:
+    program = str(find_program("node"))
+    return outcome([program, str(bundle / "examples/javascript/run.mjs"), *words], bundle)
+
+
+def rewritten(bundle: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """Change the manifest and put its own hash right."""
+    path = bundle / "manifest.json"
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_bytes(manifest_bytes(Manifest.from_json(document)))
+
+
+def needs_a_later_version(document: dict[str, object]) -> None:
+    for variant in document["variants"]:  # type: ignore[attr-defined]
+        for place in variant["runs_on"]:
+            place["minimum"] = "99.0"
+
+
+def tampered_weight(bundle: Path) -> str:
+    path = bundle / "model" / "weights.bin"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    return "model/weights.bin: changed"
+
+
+def missing_file(bundle: Path) -> str:
+    (bundle / "answers" / "holes.bin").unlink()
+    return "answers/holes.bin: missing"
+
+
+def older_runtime(bundle: Path) -> str:
+    rewritten(bundle, needs_a_later_version)
+    return "older: "
+
+
+def damaged_manifest(bundle: Path) -> str:
+    path = bundle / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"name"', b'"nahe"', 1))
+    return "manifest.json: changed"
+
+
+def wrong_answer(bundle: Path) -> str:
+    """Every hash right, the model not: another weight, as a mistaken build would ship."""
+    import hashlib
+
+    path = bundle / "model" / "weights.bin"
+    data = bytearray(path.read_bytes())
+    data[0:400] = bytes(400)
+    path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+
+    def restate(document: dict[str, object]) -> None:
+        document["files"]["model/weights.bin"]["sha256"] = digest  # type: ignore[index]
+
+    rewritten(bundle, restate)
+    return "answer "
+
+
+BREAKS = [tampered_weight, missing_file, older_runtime, damaged_manifest, wrong_answer]
+
+
+@pytest.mark.parametrize("break_it", BREAKS)
+def test_python_names_what_is_wrong(bundle: Path, break_it: Callable[[Path], str]) -> None:
+    words = break_it(bundle)
+    code, said = python(bundle, "--check")
+    assert code == 1, said
+    assert f"FAILED: {words}" in said
+
+
+def test_python_checks_and_names_a_provider_that_is_not_here(bundle: Path) -> None:
+    code, said = python(bundle, "--check")
+    assert code == 0, said
+    assert "cpu on CPUExecutionProvider" in said
+    assert "all checks passed" in said
+    code, said = python(bundle, "--check", "--target", "directml")
+    assert code == 1
+    assert "FAILED: provider: directml needs DmlExecutionProvider" in said
+
+
+def test_python_streams_a_decoders_tokens(decoder: Path) -> None:
+    code, said = python(decoder, "--check")
+    assert code == 0, said
+    known = json.loads((decoder / "manifest.json").read_bytes())["generation"]
+    code, said = python(decoder, "--generate", str(len(known["tokens"])))
+    assert code == 0, said
+    assert [int(token) for token in said.splitlines()[1].split()] == known["tokens"]
+
+
+def test_node_checks_and_names_what_is_wrong(
+    bundle: Path, needs: Needs, with_modules: Link
+) -> None:
+    needs("node")
+    with_modules(bundle)
+    code, said = node(bundle, "--check")
+    assert code == 0, said
+    assert "cpu on cpu" in said
+    code, said = node(bundle, "--check", "--target", "directml")
+    assert code == 1
+    assert "FAILED: provider: directml needs dml" in said
+    whole = bundle.with_name("whole")
+    shutil.copytree(bundle, whole, symlinks=True)
+    for break_it in BREAKS:
+        shutil.rmtree(bundle)
+        shutil.copytree(whole, bundle, symlinks=True)
+        words = break_it(bundle)
+        code, said = node(bundle, "--check")
+        assert code == 1, break_it.__name__
+        assert f"FAILED: {words}" in said
+
+
+def test_node_streams_the_same_tokens(
+    decoder: Path, tmp_path: Path, needs: Needs, with_modules: Link
+) -> None:
+    needs("node")
+    copy = with_modules(shutil.copytree(decoder, tmp_path / "app"))
+    code, said = node(copy, "--check")
+    assert code == 0, said
+    known = json.loads((copy / "manifest.json").read_bytes())["generation"]
+    code, said = node(copy, "--generate", str(len(known["tokens"])))
+    assert [int(token) for token in said.splitlines()[1].split()] == known["tokens"]
+
+
+@pytest.mark.slow
+def test_cpp_with_openvino(bundle: Path, decoder: Path, needs: Needs) -> None:
+    needs("openvino")
+    needs("cmake")
+    import openvino.utils
+
+    build = bundle.parent / "build"
+    source = bundle / "examples" / "cpp"
+    found = f"-DOpenVINO_DIR={openvino.utils.get_cmake_path()}"
+    for command in (
+        ["cmake", "-S", str(source), "-B", str(build), found],
+        ["cmake", "--build", str(build), "--target", "openvino_app"],
+    ):
+        code, said = outcome(command, bundle)
+        assert code == 0, said
+    program = str(build / "openvino_app")
+    for folder in (bundle, decoder):
+        code, said = outcome([program, str(folder), "--check"], bundle)
+        assert code == 0, said
+        assert "all checks passed" in said
+    code, said = outcome([program, str(bundle), "--check", "--target", "directml"], bundle)
+    assert code == 1
+    assert "FAILED: runtime: directml is not for openvino" in said
+    whole = bundle.with_name("whole")
+    shutil.copytree(bundle, whole)
+    for break_it in BREAKS:
+        shutil.rmtree(bundle)
+        shutil.copytree(whole, bundle)
+        words = break_it(bundle)
+        code, said = outcome([program, str(bundle), "--check"], bundle)
+        assert code == 1, break_it.__name__
+        assert f"FAILED: {words}" in said
+
+
+def page(bundle: Path, query: str) -> dict[str, object]:
+    driver = str(HERE / "drive_page.mjs")
+    command = [str(find_program("node")), driver, str(modules_folder()), str(bundle), query]
+    environ = {**os.environ, "MHA_EXPORT_CHROMIUM": str(chromium_program())}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    assert found["strangers"] == []
+    assert found["scrolls"] is False
+    return found
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(
+    tmp_path: Path, needs: Needs, with_modules: Link, exporter: Callable[..., Path]
+) -> None:
+    needs("browser")
+    bundle_export(exporter(tmp_path, "webgpu", "wasm", "portable"), out=tmp_path / "app")
+    bundle = with_modules(tmp_path / "app")
+    for provider in ("wasm", "webgpu"):
+        found = page(bundle, f"?provider={provider}")
+        assert found["ok"] is True, found
+        assert (found["provider"], found["target"]) == (provider, provider)
+    assert "on WebGPU" in str(found["placement"])
+    found = page(bundle, "?provider=cuda")
+    assert found["reason"] == "provider: cuda is not in this browser"
+    tampered_weight(bundle)
+    found = page(bundle, "?provider=wasm")
+    assert found["state"] == "failed"
+    assert str(found["reason"]).startswith("model/weights.bin: changed")
