@@ -251,11 +251,6 @@ def test_strict_raises_after_all_sites_were_tried(evaluator: Evaluator) -> None:
         )
 
 
-def test_another_cache_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="cache 'static' is not supported"):
-        RewriteSettings(cache="static")
-
-
 def test_a_form_that_the_engine_cannot_run_says_so(evaluator: Evaluator) -> None:
     """onnx's reference has no contrib operators: nothing is kept on faith."""
     from mha_export.targets import evaluator_of
