@@ -24,7 +24,22 @@ class Loaded:
     output: Callable[[], np.ndarray]
 
 
+@dataclass(frozen=True)
+class LoadTime:
+    """How long a candidate took to be ready."""
+
+    load_ms: float
+
+
 _loaded: dict[tuple[str, str], Loaded] = {}
+
+
+def load_plan(plan: Plan) -> LoadTime:
+    """Load anew, whatever is loaded."""
+    _loaded.clear()
+    started = time.perf_counter()
+    _ready(plan)
+    return LoadTime(load_ms=(time.perf_counter() - started) * 1e3)
 
 
 def time_plan(plan: Plan, repeats: int, warmup: int) -> list[float]:
@@ -33,7 +48,7 @@ def time_plan(plan: Plan, repeats: int, warmup: int) -> list[float]:
 
 
 def output_of(plan: Plan) -> np.ndarray:
-    """What one run gives: [1, length, width], or [1, 1, width] of a decode step."""
+    """What one run gives: [batch, length, width], or [1, 1, width] of a decode step."""
     return _ready(plan).output()
 
 
@@ -74,8 +89,8 @@ def arrays_of(plan: Plan) -> dict[str, np.ndarray]:
     def draw(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32)
 
-    if work.kind == "prefill":
-        return {"hidden_states": draw(1, work.length, work.width)}
+    if work.kind != "decode":
+        return {"hidden_states": draw(work.batch, work.length, work.width)}
     narrow = work.kv_heads * work.head_dim
     arrays = {
         "query": draw(1, 1, work.width),
@@ -146,9 +161,9 @@ def _on_torch(plan: Plan) -> Loaded:
 
     torch.set_num_threads(plan.threads)
     arrays = {name: torch.from_numpy(array) for name, array in arrays_of(plan).items()}
-    run = (
-        _torch_prefill(plan, arrays) if plan.work.kind == "prefill" else _torch_decode(plan, arrays)
-    )
+    run = _torch_decode(plan, arrays) if plan.work.kind == "decode" else _torch_layer(plan, arrays)
+    if plan.candidate.runtime == "torch:compile":
+        run = torch.compile(run)
     held: list[Any] = []
 
     def step() -> None:
@@ -158,7 +173,7 @@ def _on_torch(plan: Plan) -> Loaded:
     return _stepped(step, lambda: held[0].numpy())
 
 
-def _torch_prefill(plan: Plan, arrays: dict[str, Any]) -> Step:
+def _torch_layer(plan: Plan, arrays: dict[str, Any]) -> Step:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -175,7 +190,7 @@ def _torch_prefill(plan: Plan, arrays: dict[str, Any]) -> Step:
         mask = (distance >= 0) & (distance < work.window)
 
     def heads(name: str, count: int) -> Any:
-        return (x @ weights[name]).view(1, work.length, count, d).transpose(1, 2)
+        return (x @ weights[name]).view(work.batch, work.length, count, d).transpose(1, 2)
 
     def run() -> Any:
         context = scaled_dot_product_attention(
@@ -183,10 +198,11 @@ def _torch_prefill(plan: Plan, arrays: dict[str, Any]) -> Step:
             heads("w_k", work.kv_heads),
             heads("w_v", work.kv_heads),
             attn_mask=mask,
-            is_causal=mask is None,
+            is_causal=mask is None and work.kind == "prefill",
             enable_gqa=work.q_heads != work.kv_heads,
         )
-        return context.transpose(1, 2).reshape(1, work.length, work.width) @ weights["w_o"]
+        merged = context.transpose(1, 2).reshape(work.batch, work.length, work.width)
+        return merged @ weights["w_o"]
 
     return run
 

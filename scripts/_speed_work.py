@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ class Work:
     """One piece of work.
 
     Attributes:
-        kind: ``prefill``, one layer with its projections, or ``decode``, one token without them.
+        kind: ``encoder`` and ``prefill``, one layer with its projections (causal in the second),
+            or ``decode``, one token without them.
         length: tokens of the prompt; or keys a decode step sees, the new one included.
         window: tokens a query sees, itself included; 0 for all.
     """
@@ -39,12 +39,14 @@ class Work:
     kv_heads: int
     head_dim: int
     window: int = 0
+    batch: int = 1
 
     @property
     def name(self) -> str:
         window = f" window {self.window}" if self.window else ""
         heads = f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"
-        return f"{self.kind} {self.length}{window}, {heads}"
+        batch = f" batch {self.batch}" if self.kind == "encoder" else ""
+        return f"{self.kind} {self.length}{window}{batch}, {heads}"
 
     @property
     def width(self) -> int:
@@ -54,14 +56,16 @@ class Work:
         """What the work states; ``cache`` matters to ``decode`` alone."""
         mask: dict[str, Any] = {"left_window": self.window - 1} if self.window else {}
         heads = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-        if self.kind == "prefill":
+        if self.kind != "decode":
             length = "s" if dynamic else self.length
+            if self.kind == "prefill":
+                mask["causal"] = CausalAlignment.TOP_LEFT
             return AttentionSpec(
                 **heads,
-                batch=1,
+                batch=self.batch,
                 q_len=length,
                 kv_len=length,
-                mask=MaskSpec(causal=CausalAlignment.TOP_LEFT, **mask),
+                mask=MaskSpec(**mask),
                 projections=ProjectionSpec(d_model=self.width),
             )
         static = cache != "concat"
@@ -82,7 +86,9 @@ class Candidate:
 
     Attributes:
         runtime: a target, ``openvino:bf16`` for one in another precision, or ``torch``.
-        family: ``raw``, ``fused`` (one op of a vendor), ``ours`` or ``torch``.
+        family: ``raw``, ``peer`` (the raw graph as another tool rewrites it), ``fused`` (one op of
+            a vendor), ``ours`` or ``torch``.
+        peer: which tool rewrites the raw graph.
         cache: how decode grows its cache. in_place: past and present are one buffer.
     """
 
@@ -94,6 +100,7 @@ class Candidate:
     options: dict[str, Any] = field(default_factory=dict)
     cache: str = "concat"
     dynamic: bool = False
+    peer: str = ""
 
     @property
     def in_place(self) -> bool:
@@ -117,6 +124,8 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
         return _decoders()
     found = [
         Candidate(name=RAW, runtime="cpu", family="raw", form="primitive"),
+        *_peers(),
+        *([_packed_encoder()] if work.kind == "encoder" else []),
         Candidate(name="onnx", runtime="cpu", family="fused", form="onnx", opset=23),
         *([_windowed("onnx, opset 25")] if work.window else []),
         Candidate(name="ort-mha", runtime="cpu", family="fused", form="ort-mha"),
@@ -146,6 +155,7 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
             dynamic=True,
         ),
         Candidate(name="torch SDPA", runtime="torch", family="torch"),
+        Candidate(name="torch SDPA, compiled", runtime="torch:compile", family="torch"),
     ]
     for runtime in ("openvino", *(["openvino:bf16"] if bf16 else [])):
         found.append(
@@ -167,6 +177,18 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
     return found
 
 
+def _peers() -> list[Candidate]:
+    """The raw graph as the tools that exporters come with would have it."""
+    return [
+        Candidate(name=f"raw, {peer}", runtime="cpu", family="peer", form="primitive", peer=peer)
+        for peer in ("ort-optimizer", "onnxscript")
+    ]
+
+
+def _packed_encoder() -> Candidate:
+    return Candidate(name="ort-attention", runtime="cpu", family="fused", form="ort-attention")
+
+
 def _windowed(name: str) -> Candidate:
     """The op with a window of its own, instead of a mask."""
     return Candidate(name=name, runtime="cpu", family="fused", form="onnx", opset=25)
@@ -178,6 +200,7 @@ def _decoders() -> list[Candidate]:
 
     return [
         Candidate(name=RAW, runtime="cpu", family="raw", form="primitive"),
+        *_peers(),
         Candidate(name="onnx, concat", runtime="cpu", family="fused", form="onnx", opset=23),
         Candidate(name="ort-gqa, concat", runtime="cpu", family="fused", form="ort-gqa"),
         Candidate(
@@ -219,18 +242,50 @@ def plan(work: Work, candidate: Candidate, folder: Path, *, threads: int, seed: 
         name = "".join(c if c.isalnum() else "_" for c in candidate.name)
         file = folder / f"{name}.onnx"
         ir.save(build_model(form, spec, params, seed=seed), file)
+        if candidate.peer:
+            _rewrite(file, candidate.peer, work)
     return Plan(work=work, candidate=candidate, file=file, threads=threads, seed=seed)
 
 
+def _rewrite(file: Path, peer: str, work: Work) -> None:
+    """The graph in ``file`` as ``peer`` rewrites it, told all that it asks to be told."""
+    import onnx
+
+    if peer == "ort-optimizer":
+        from onnxruntime.transformers.optimizer import optimize_model
+
+        kind = "bert" if work.kind == "encoder" else "gpt2"
+        fused = optimize_model(str(file), kind, num_heads=work.q_heads, hidden_size=work.width)
+        fused.save_model_to_file(str(file))
+        return
+    from onnxscript import optimizer
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    model = ir.from_proto(optimizer.optimize(onnx.load(file)))
+    ir.save(optimize_for_ort(model)[0], file)
+
+
 def works(
-    prefill: list[int], decode: list[int], *, window: int, heads: dict[str, tuple[int, int, int]]
+    prefill: list[int],
+    decode: list[int],
+    *,
+    window: tuple[int, int] | None,
+    heads: dict[str, tuple[int, int, int]],
+    encoder: list[int],
+    batches: list[int],
 ) -> list[Work]:
-    """One piece of work a length; with a window the longest prompt once more inside it."""
+    """One piece of work a length; ``window``: its width and the length of its prompt."""
     fields = {
         kind: dict(zip(("q_heads", "kv_heads", "head_dim"), sizes, strict=True))
         for kind, sizes in heads.items()
     }
-    found = [Work(kind="prefill", length=n, **fields["prefill"]) for n in prefill]
-    if window and prefill:
-        found.append(dataclasses.replace(found[-1], length=max(prefill), window=window))
+    found = [
+        Work(kind="encoder", length=n, batch=batch, **fields["encoder"])
+        for n in encoder
+        for batch in batches
+    ]
+    found += [Work(kind="prefill", length=n, **fields["prefill"]) for n in prefill]
+    if window:
+        width, length = window
+        found.append(Work(kind="prefill", length=length, window=width, **fields["prefill"]))
     return found + [Work(kind="decode", length=n, **fields["decode"]) for n in decode]

@@ -17,7 +17,7 @@ from mha_export.errors import InputError
 from mha_export.oracle import OracleInputs, hidden_pairs
 from mha_export.spec import AttentionSpec, EmptyRow
 
-__all__ = ["Battery", "Case", "cases", "long_case"]
+__all__ = ["Battery", "Case", "cases", "long_case", "sized_case"]
 
 Battery = Literal["quick", "ordinary", "full"]
 
@@ -99,6 +99,23 @@ def _case(spec: AttentionSpec, scenario: Scenario, sizes: Sizes, seed: int) -> C
             return None  # the spec says that there are none: such data is not for it
         traits["empty_row"] = None
     return Case(name=scenario.name, traits=tuple(traits), dims=sizes.as_dict(), inputs=inputs)
+
+
+def sized_case(spec: AttentionSpec, *, dims: Mapping[str, int], seed: int = 0) -> Case | None:
+    """Ordinary operands at exactly ``dims`` (as in :func:`cases`), however large: for timing.
+
+    None where the spec has no attention of these lengths.
+
+    Errors:
+        InputError: an unknown dimension, or one that contradicts the spec.
+    """
+    fixed = fixed_dims(spec, dims)
+    sizes = sizes_for(spec, fixed, batch=1, queries=128, keys=128)
+    if sizes is None:
+        return None
+    drawn = draw_operands(spec, sizes, Stream(seed, "sized"), Style())
+    inputs = rounded_inputs(drawn, spec.io_dtype)
+    return Case(name="sized", traits=(), dims=sizes.as_dict(), inputs=inputs)
 
 
 def long_case(spec: AttentionSpec, *, seed: int = 0, keys: int = 65_536) -> Case | None:

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mha_export.jobs._head_work import HeadOptions
     from mha_export.jobs._progress import Progress
     from mha_export.jobs._result import JobResult
     from mha_export.jobs._settings import (
@@ -23,20 +24,28 @@ if TYPE_CHECKING:
     from mha_export.jobs.check import check_source
     from mha_export.jobs.compare import compare_models
     from mha_export.jobs.export import export_model
+    from mha_export.jobs.heads import analyse_heads
     from mha_export.jobs.inspect import inspect_model
     from mha_export.jobs.probing import doctor
+    from mha_export.jobs.prune import PruneGoal, prune_model
+    from mha_export.jobs.regroup import regroup_model
     from mha_export.jobs.report import write_report
     from mha_export.jobs.run import run_models
+    from mha_export.jobs.tune import TuneSettings, tune_model
     from mha_export.jobs.verify import inspect_bundle, is_bundle, verify_bundle
 
 _HOME_OF = {
     "BundleSettings": "bundle",
     "ExportSettings": "_settings",
+    "HeadOptions": "_head_work",
     "JobResult": "_result",
     "Progress": "_progress",
+    "PruneGoal": "prune",
     "RunSettings": "_settings",
     "SourceSettings": "_settings",
+    "TuneSettings": "tune",
     "Workload": "_settings",
+    "analyse_heads": "heads",
     "build_graph": "build",
     "bundle_export": "bundle",
     "check_source": "check",
@@ -47,8 +56,11 @@ _HOME_OF = {
     "inspect_model": "inspect",
     "is_bundle": "verify",
     "list_preset_rows": "build",
+    "prune_model": "prune",
+    "regroup_model": "regroup",
     "run_models": "run",
     "split_settings": "_settings",
+    "tune_model": "tune",
     "verify_bundle": "verify",
     "write_report": "report",
 }
@@ -56,11 +68,15 @@ _HOME_OF = {
 __all__ = [
     "BundleSettings",
     "ExportSettings",
+    "HeadOptions",
     "JobResult",
     "Progress",
+    "PruneGoal",
     "RunSettings",
     "SourceSettings",
+    "TuneSettings",
     "Workload",
+    "analyse_heads",
     "build_graph",
     "bundle_export",
     "check_source",
@@ -71,8 +87,11 @@ __all__ = [
     "inspect_model",
     "is_bundle",
     "list_preset_rows",
+    "prune_model",
+    "regroup_model",
     "run_models",
     "split_settings",
+    "tune_model",
     "verify_bundle",
     "write_report",
 ]

@@ -15,6 +15,7 @@ from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, form_named
 from mha_export.frontends import LoadedModel, open_source
 from mha_export.jobs._caching import Caching
+from mha_export.jobs._defaults import preferred_forms
 from mha_export.jobs._loading import LoadCheck, load_check
 from mha_export.jobs._phases import Graph, check_split, forms_for, phases, plan_names, stem
 from mha_export.jobs._plan import ANY_SITE, Plan, read_plan
@@ -160,7 +161,12 @@ def export_model(
         sites=site_records(recognition),
         variants=tuple(variants),
         cache=caching.record,
-        notes=(*loaded.notes, *_cast_notes(loaded.model, model), *caching.notes, *_decided_by(destinations)),
+        notes=(
+            *loaded.notes,
+            *_cast_notes(loaded.model, model),
+            *caching.notes,
+            *_decided_by(destinations),
+        ),
     )
     notices = [*record.notes, *_notices(record), *_unused(plan, record)]
     exit_code = _verdict(record, recognition, settings, notices)
@@ -235,9 +241,10 @@ class _Exporter:
     def _choose(self, destination: _Destination, site: Site, opset: int) -> Choice | Keep:
         rows = plan_names(destination.name, destination.graph)
         planned = next(filter(None, (self._plan.of(row, site.id) for row in rows)), None)
+        own = preferred_forms(destination.name, site.spec, destination.forms)
         return choose_form(
             site,
-            preferred=destination.forms if planned is None else (planned.form,),
+            preferred=own if planned is None else (planned.form,),
             params=FormParams(opset=opset, options={} if planned is None else planned.options),
             only=self._settings.form if planned is None else planned.form,
             veto=destination.veto,

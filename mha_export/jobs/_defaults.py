@@ -1,0 +1,28 @@
+"""Which forms come first where nobody says: a target's own order, and what was measured to beat it.
+
+On ONNX Runtime's CPU provider and on OpenVINO a long causal prompt of a known length is fastest in
+query tiles, and a step of one query is fastest with the queries of a group as rows (docs/speed.md).
+Where the length is a symbol the workload is unknown, and the target's order stays: ``tune`` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mha_export.spec import AttentionSpec
+
+MEASURED = ("cpu", "openvino")
+LONG = 1024
+"""Queries from which tiles were faster than the ops that these targets are given first."""
+
+
+def preferred_forms(target: str, spec: AttentionSpec, forms: Sequence[str]) -> tuple[str, ...]:
+    """``forms``, best first, with what was measured to be faster for ``spec`` before them."""
+    if target not in MEASURED or not isinstance(spec.q_len, int):
+        return tuple(forms)
+    if spec.q_len == 1 and spec.cache is not None:
+        return ("grouped", *forms)
+    limited = spec.mask.causal is not None or spec.mask.left_window is not None
+    if limited and spec.q_len >= LONG:
+        return ("tiled", *forms)
+    return tuple(forms)

@@ -1,0 +1,294 @@
+"""Measure every legal form of every attention on one target, and write the fastest as a plan."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mha_export.errors import InputError
+from mha_export.forms import form_named
+from mha_export.frontends import open_source
+from mha_export.jobs._progress import Progress, silent
+from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult
+from mha_export.jobs._settings import RunSettings, SourceSettings
+from mha_export.jobs._store import check_file
+from mha_export.measure.machine import machine_record
+from mha_export.measure.tuning import Tried, Way, lengths_at, try_ways, ways
+from mha_export.recognise import Site, recognise
+from mha_export.report.records import validate, write_json
+from mha_export.rewrite import with_dtype
+from mha_export.spec import AttentionSpec
+from mha_export.targets import TargetRequest, Unavailable, capabilities_for, parse_target
+
+SCHEMA_VERSION = "1.0"
+SPENT = "the budget was spent; run it again to go on"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings:
+    """What a tuning is asked for.
+
+    Attributes:
+        run: workloads, seed, and whether to be quick.
+        budget: seconds to spend; None for as long as it takes.
+    """
+
+    run: RunSettings
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not self.budget > 0:
+            raise InputError(f"--budget {self.budget}: not a time", fix="give seconds above 0")
+
+
+def tune_model(
+    source: Any,
+    *,
+    target: str,
+    output: str | Path,
+    source_settings: SourceSettings | None = None,
+    settings: TuneSettings | None = None,
+    progress: Progress = silent,
+) -> JobResult:
+    """Time the legal forms of every site at every workload, and write a plan of the fastest.
+
+    Sites of one structure are measured once. The file is written after every measurement, and what
+    it holds of the same model, target, machine and versions is not measured again.
+
+    Returns:
+        The plan, as ``export --plan`` takes it. ``exit_code`` 1: nothing could be timed; 3: the
+        target cannot run here.
+
+    Errors:
+        InputError: bad source, target, sizes or budget; a model without a replaceable attention.
+    """
+    source_settings = source_settings or SourceSettings()
+    settings = settings or TuneSettings(run=RunSettings())
+    request = parse_target(target)
+    output = Path(output)
+    check_file(output)
+    state = request.target.availability().run
+    if isinstance(state, Unavailable):
+        document = _document(request, "", {}, {})
+        return JobResult(
+            document=document,
+            exit_code=CANNOT_RUN,
+            notices=(f"{target} cannot run here: {state.reason}; {state.fix}",),
+        )
+    progress("reading the model")
+    loaded = open_source(source, source_settings.for_frontend())
+    model = loaded.model
+    if source_settings.dtype is not None:
+        model = with_dtype(model, source_settings.dtype)
+    progress("recognising attention")
+    sites = [site for site in recognise(model).sites if site.replaceable]
+    if not sites:
+        raise InputError(
+            f"{loaded.name} has no attention that may be replaced",
+            fix="mha-export inspect says why, for every softmax",
+        )
+    opset = _opset(request, int(model.graph.opset_imports.get("", 1)), source_settings.opset)
+    tuner = _Tuner(request, opset, settings, output, loaded.sha256, progress)
+    document, notices = tuner.tune(_grouped(sites))
+    chosen = document["targets"][request.target.name]
+    return JobResult(
+        document=document,
+        exit_code=OK if chosen else FAILED,
+        notices=tuple(notices),
+        files=(output,),
+    )
+
+
+def _opset(request: TargetRequest, own: int, asked: int | None) -> int:
+    """As an export to this target would have it."""
+    if asked is not None:
+        return asked
+    needed = form_named(request.target.default_forms[0]).min_opset
+    return max(own, min(needed, request.target.max_opset))
+
+
+def _grouped(sites: Sequence[Site]) -> dict[AttentionSpec, list[str]]:
+    """Site ids by what they state: weights and neighbours apart, equal sites are one."""
+    found: dict[AttentionSpec, list[str]] = {}
+    for site in sites:
+        found.setdefault(site.spec.replace(kv_source="own"), []).append(site.id)
+    return found
+
+
+class _Tuner:
+    """One tuning under way; ``rows`` is all that has been measured."""
+
+    def __init__(
+        self,
+        request: TargetRequest,
+        opset: int,
+        settings: TuneSettings,
+        output: Path,
+        sha256: str,
+        progress: Progress,
+    ) -> None:
+        self._request = request
+        self._opset = opset
+        self._settings = settings
+        self._output = output
+        self._sha256 = sha256
+        self._progress = progress
+        self._started = time.monotonic()
+        self._capabilities = capabilities_for(request.target, request.precision)
+        self._rows: dict[str, list[Row]] = {}
+
+    def tune(self, groups: Mapping[AttentionSpec, list[str]]) -> tuple[Row, list[str]]:
+        chosen: dict[str, Row] = {}
+        notices: list[str] = []
+        known = self._known()
+        left = len(groups) * len(self._settings.run.workloads)
+        for spec, ids in groups.items():
+            rows: list[Row] = []
+            for lengths in self._lengths(spec):
+                earlier = [row for row in known if row["site"] in ids and row["lengths"] == lengths]
+                rows += earlier or self._measured(spec, ids[0], lengths, self._share(left))
+                left -= 1
+                self._rows[ids[0]] = rows
+                self._write(chosen)
+            spent = [_words(row["lengths"]) for row in rows if row["problem"] == SPENT]
+            if spent:
+                notices.append(f"{ids[0]}: not timed at {'; '.join(spent)}: {SPENT}")
+            if best := _fastest(rows):
+                chosen |= dict.fromkeys(ids, best)
+            else:
+                notices.append(f"{ids[0]}: {len(ids)} sites: nothing could be timed: {_why(rows)}")
+            self._write(chosen)
+        return self._write(chosen), notices
+
+    def _lengths(self, spec: AttentionSpec) -> list[dict[str, int]]:
+        found: list[dict[str, int]] = []
+        for workload in self._settings.run.workloads:
+            lengths = lengths_at(spec, workload.dims)
+            if lengths not in found:
+                found.append(lengths)
+        return found
+
+    def _share(self, left: int) -> float | None:
+        budget = self._settings.budget
+        if budget is None:
+            return None
+        return (budget - (time.monotonic() - self._started)) / max(left, 1)
+
+    def _measured(
+        self, spec: AttentionSpec, site: str, lengths: dict[str, int], seconds: float | None
+    ) -> list[Row]:
+        if seconds is not None and seconds <= 0:
+            return [{"site": site, "lengths": lengths, "problem": SPENT}]
+        wanted = ways(
+            spec, opset=self._opset, q_len=lengths["q_len"], veto=self._capabilities.refusal
+        )
+        self._progress(f"{site}: timing {len(wanted)} ways at {_words(lengths)}")
+        tried = try_ways(
+            spec,
+            wanted,
+            target=self._request.target.name,
+            precision=self._request.precision,
+            opset=self._opset,
+            lengths=lengths,
+            seconds=seconds,
+            quick=self._settings.run.quick,
+            seed=self._settings.run.seed,
+        )
+        return [_row(site, lengths, one) for one in tried]
+
+    def _known(self) -> list[Row]:
+        """What an earlier, perhaps broken off, run wrote of the very same question."""
+        if not self._output.is_file():
+            return []
+        try:
+            document = json.loads(self._output.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            return []
+        if not isinstance(document, dict) or document.get("question") != self._question():
+            return []
+        return [row for row in document.get("measured", []) if "latency_ms" in row]
+
+    def _question(self) -> Row:
+        availability = self._request.target.availability()
+        run = self._settings.run
+        return {
+            "model_sha256": self._sha256,
+            "target": self._request.name,
+            "opset": self._opset,
+            "runtime": availability.runtime,
+            "runtime_version": availability.version,
+            "machine": machine_record().id,
+            "quick": run.quick,
+            "seed": run.seed,
+        }
+
+    def _write(self, chosen: Mapping[str, Row]) -> Row:
+        document = _document(self._request, self._sha256, self._question(), chosen)
+        document["measured"] = [row for rows in self._rows.values() for row in rows]
+        validate("plan", document)
+        write_json(self._output, document)
+        return document
+
+
+def _document(request: TargetRequest, sha256: str, question: Row, chosen: Mapping[str, Row]) -> Row:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model_sha256": sha256,
+        "machine": machine_record().to_json(),
+        "question": question,
+        "targets": {request.target.name: dict(chosen)},
+        "measured": [],
+    }
+
+
+def _row(site: str, lengths: Mapping[str, int], one: Tried) -> Row:
+    row: Row = {
+        "site": site,
+        "lengths": dict(lengths),
+        "form": one.way.form,
+        "params": dict(one.way.options),
+        "problem": one.problem,
+        "latency_ms": None,
+        "vs": None,
+    }
+    timing = one.timing
+    if timing is not None and timing.latency is not None:
+        row["latency_ms"] = timing.latency.to_json()
+        row["vs"] = None if timing.vs is None else timing.vs.to_json()
+    return row
+
+
+def _fastest(rows: Sequence[Row]) -> Row | None:
+    """The way whose times, each as a share of the best of its workload, add up to the least."""
+    best: dict[str, float] = {}
+    totals: dict[str, list[float]] = {}
+    timed = [row for row in rows if row.get("latency_ms")]
+    for row in timed:
+        where = _words(row["lengths"])
+        best[where] = min(best.get(where, float("inf")), row["latency_ms"]["p50"])
+    for row in timed:
+        share = row["latency_ms"]["p50"] / best[_words(row["lengths"])]
+        totals.setdefault(_name(row), []).append(share)
+    complete = {name: sum(parts) for name, parts in totals.items() if len(parts) == len(best)}
+    if not complete:
+        return None
+    winner = min(complete, key=lambda name: complete[name])
+    row = next(row for row in timed if _name(row) == winner)
+    return {"form": row["form"], "params": row["params"]}
+
+
+def _name(row: Row) -> str:
+    return Way(form=row["form"], options=row["params"]).name
+
+
+def _why(rows: Sequence[Row]) -> str:
+    return "; ".join(dict.fromkeys(str(row["problem"]) for row in rows if row["problem"])) or "-"
+
+
+def _words(lengths: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in lengths.items())

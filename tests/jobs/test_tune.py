@@ -1,0 +1,145 @@
+"""Tuning: what is tried, what is chosen, that an export takes it, and that it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mha_export.errors import InputError
+from mha_export.jobs import (
+    ExportSettings,
+    RunSettings,
+    TuneSettings,
+    Workload,
+    export_model,
+    tune_model,
+)
+from mha_export.jobs.tune import SPENT, _fastest
+from mha_export.measure.tuning import Way, latency_settings, lengths_at, ways
+from mha_export.report.records import validate
+from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, MaskSpec
+
+CAUSAL = MaskSpec(causal=CausalAlignment.TOP_LEFT)
+
+
+def _spec(**fields: object) -> AttentionSpec:
+    return AttentionSpec(**{"q_heads": 4, "kv_heads": 2, "head_dim": 8, **fields})  # type: ignore[arg-type]
+
+
+def _settings(*lengths: int, budget: float | None = 60.0) -> TuneSettings:
+    workloads = tuple(Workload(dims={"batch": 1, "seq": n}) for n in lengths)
+    return TuneSettings(run=RunSettings(workloads=workloads, quick=True), budget=budget)
+
+
+@pytest.fixture(scope="module")
+def plan(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    result = tune_model(encoder, target="cpu", output=path, settings=_settings(4))
+    assert result.ok, result.notices
+    return path
+
+
+def test_a_plan_is_valid_and_names_the_fastest(plan: Path) -> None:
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    validate("plan", document)
+    (chosen,) = document["targets"]["cpu"].values()
+    timed = {row["form"]: row["latency_ms"]["p50"] for row in document["measured"]}
+    assert {"primitive", "onnx", "grouped"} <= set(timed)
+    assert timed[chosen["form"]] == min(timed.values())
+    assert document["question"]["runtime_version"]
+    assert document["machine"]["id"]
+
+
+def test_an_export_takes_the_plan(plan: Path, encoder: Path, tmp_path: Path) -> None:
+    chosen = json.loads(plan.read_text(encoding="utf-8"))["targets"]["cpu"]
+    settings = ExportSettings(plan=plan)
+    result = export_model(encoder, targets=["cpu"], out=tmp_path / "out", settings=settings)
+    assert result.ok, result.notices
+    (variant,) = result.document["variants"]
+    forms = {site: outcome["form"] for site, outcome in variant["sites"].items()}
+    assert forms == {site: row["form"] for site, row in chosen.items()}
+
+
+def test_a_second_run_goes_on_from_the_first(
+    plan: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = json.loads(plan.read_text(encoding="utf-8"))["measured"]
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("mha_export.jobs.tune.try_ways", never)
+    result = tune_model(encoder, target="cpu", output=plan, settings=_settings(4))
+    assert result.ok
+    assert result.document["measured"] == before
+
+
+def test_a_spent_budget_leaves_rows_to_go_on_with(encoder: Path, tmp_path: Path) -> None:
+    settings = _settings(4, budget=1e-6)
+    result = tune_model(encoder, target="cpu", output=tmp_path / "p.json", settings=settings)
+    assert result.exit_code == 1
+    assert [row["problem"] for row in result.document["measured"]] == [SPENT]
+    assert any(SPENT in notice for notice in result.notices)
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
+def test_a_budget_is_a_time(budget: float) -> None:
+    with pytest.raises(InputError, match="not a time"):
+        TuneSettings(run=RunSettings(), budget=budget)
+
+
+def test_the_best_over_all_workloads_is_chosen() -> None:
+    """a is best at one length by little, b at the other by much; c was not timed at both."""
+    times = {("a", 1): 1.0, ("a", 2): 9.0, ("b", 1): 1.1, ("b", 2): 3.0, ("c", 1): 0.9}
+    rows = [
+        {"lengths": {"q": n}, "form": form, "params": {}, "latency_ms": {"p50": ms}}
+        for (form, n), ms in times.items()
+    ]
+    assert _fastest(rows) == {"form": "b", "params": {}}
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "sizes", "expected"),
+    [
+        ("past + s", {"s": 1, "past": 9}, 10),
+        ("s", {"s": 7}, 7),
+        ("t", {}, 128),
+        (12, {"s": 3}, 12),
+        ("s + 1", {"s": 3}, 4),
+    ],
+)
+def test_lengths_may_be_sums(kv_len: object, sizes: dict[str, int], expected: int) -> None:
+    spec = _spec(q_len="s", kv_len=kv_len)
+    assert lengths_at(spec, sizes)["kv_len"] == expected
+
+
+@pytest.mark.parametrize(
+    ("q_len", "there", "missing"),
+    [
+        (1, {"grouped", "primitive", "onnx"}, {"tiled tiles=8 mask=diagonal", "portable"}),
+        (128, {"tiled tiles=8 mask=diagonal", "tiled tiles=8 mask=tile"}, {"grouped"}),
+        (512, {"tiled tiles=32 mask=tile"}, {"grouped"}),
+    ],
+)
+def test_ways_fit_the_workload(q_len: int, there: set[str], missing: set[str]) -> None:
+    spec = _spec(q_len="s", kv_len="s", mask=CAUSAL)
+    names = [way.name for way in ways(spec, opset=23, q_len=q_len, veto=lambda *_: None)]
+    assert names[0] == "primitive"
+    assert there <= set(names)
+    assert not missing & set(names)
+
+
+def test_a_vetoed_form_is_not_tried() -> None:
+    spec = _spec(cache=CacheSpec(growth="concat"))
+    found = ways(spec, opset=23, q_len=1, veto=lambda form, _: "no" if form == "onnx" else None)
+    assert "onnx" not in {way.form for way in found}
+    assert Way(form="grouped") in found
+
+
+def test_a_share_of_the_budget_shortens_the_turns() -> None:
+    whole = latency_settings(4, seconds=None, quick=False, seed=0)
+    cut = latency_settings(4, seconds=2.0, quick=False, seed=0)
+    assert cut.most_ms < whole.most_ms
+    assert cut.turn_ms < whole.turn_ms
