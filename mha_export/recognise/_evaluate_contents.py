@@ -294,6 +294,14 @@ def _einsum(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
     return (np.einsum(attributes["equation"], *inputs),)
 
 
+def _gemm(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
+    a, b, c = (*inputs, None)[:3]
+    a = a.T if attributes.get("transA", 0) else a  # type: ignore[union-attr]
+    b = b.T if attributes.get("transB", 0) else b  # type: ignore[union-attr]
+    product = attributes.get("alpha", 1.0) * (a @ b)  # type: ignore[operator]
+    return (product if c is None else product + attributes.get("beta", 1.0) * c,)
+
+
 _PLAIN: dict[str, Callable[..., Any]] = {
     "Abs": np.abs, "Add": np.add, "And": np.logical_and, "BitwiseAnd": np.bitwise_and,
     "BitwiseNot": np.bitwise_not, "BitwiseOr": np.bitwise_or, "Ceil": np.ceil,
@@ -358,6 +366,7 @@ STRUCTURAL: dict[str, Rule] = {
 
 ARITHMETIC: dict[str, Rule] = {
     "Einsum": _einsum,
+    "Gemm": _gemm,
     "LayerNormalization": _layer_normalization,
     "LpNormalization": _lp_normalization,
     "MatMul": _pure(np.matmul),

@@ -12,10 +12,12 @@ from mha_export.report.records import (
     Damaged,
     DoctorRecord,
     ExportRecord,
+    HeadsRecord,
     Loaded,
     MachineRecord,
     ResultRecord,
     ResultsRecord,
+    SurgeryRecord,
 )
 
 Key = tuple[str, ...]
@@ -46,6 +48,7 @@ class Report:
         doctors: by machine id.
         damaged: files that were left out.
         changes: against an earlier report; None where none was given.
+        heads, surgeries: what is known of models' heads, and models with other heads.
     """
 
     runs: tuple[ResultsRecord, ...]
@@ -54,6 +57,14 @@ class Report:
     doctors: Mapping[str, DoctorRecord]
     damaged: tuple[Damaged, ...] = ()
     changes: tuple[Change, ...] | None = None
+
+    @property
+    def heads(self) -> tuple[HeadsRecord, ...]:
+        return tuple(record for run in self.runs for record in run.heads)
+
+    @property
+    def surgeries(self) -> tuple[SurgeryRecord, ...]:
+        return tuple(record for run in self.runs for record in run.surgeries)
 
     @property
     def machines(self) -> tuple[MachineRecord, ...]:
@@ -84,15 +95,29 @@ def merge(loaded: Loaded) -> Report:
     results: dict[Key, ResultRecord] = {}
     exports: dict[str, ExportRecord] = {}
     doctors: dict[str, DoctorRecord] = {}
+    heads: dict[Key, HeadsRecord] = {}
+    surgeries: dict[Key, SurgeryRecord] = {}
     for _, run in loaded.results:
         machine = run.machine
         machines[machine.id] = machine
         results.update((key_of(machine, result), result) for result in run.results)
+        heads.update(((machine.id, own.model.sha256, own.data), own) for own in run.heads)
+        surgeries.update(((machine.id, own.sha256), own) for own in run.surgeries)
         exports.update((export.model.sha256, export) for export in run.exports)
         if run.doctor is not None:
             doctors[run.doctor.machine.id] = run.doctor
             machines.setdefault(run.doctor.machine.id, run.doctor.machine)
-    return _report(machines, results, exports, doctors, loaded.damaged)
+    report = _report(machines, results, exports, doctors, loaded.damaged)
+    runs = [_with_heads(run, heads, surgeries) for run in report.runs]
+    return dataclasses.replace(report, runs=tuple(runs))
+
+
+def _with_heads(
+    run: ResultsRecord, heads: Mapping[Key, HeadsRecord], surgeries: Mapping[Key, SurgeryRecord]
+) -> ResultsRecord:
+    own = tuple(heads[key] for key in sorted(heads) if key[0] == run.machine.id)
+    done = tuple(surgeries[key] for key in sorted(surgeries) if key[0] == run.machine.id)
+    return dataclasses.replace(run, heads=own, surgeries=done)
 
 
 def _report(

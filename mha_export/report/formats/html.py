@@ -67,7 +67,7 @@ def _template(name: str) -> str:
 
 
 def _context(report: Report) -> dict[str, Any]:
-    from mha_export.report.html import _capabilities, _charts, _results, _sites
+    from mha_export.report.html import _capabilities, _charts, _heads, _results, _sites
 
     rows = _results.views(report.entries)
     return {
@@ -87,6 +87,8 @@ def _context(report: Report) -> dict[str, Any]:
         "models": _sites.models(report),
         "matrix": _capabilities.matrix(report),
         "absent": _capabilities.absent_targets(report),
+        "heads_views": _heads.heads_views(report),
+        "surgery_views": _heads.surgery_views(report),
         "figure": figure,
         "plural": plural,
         "style": _template("style.css"),
@@ -96,6 +98,8 @@ def _context(report: Report) -> dict[str, Any]:
 
 def _title(report: Report) -> str:
     names = list(dict.fromkeys(entry.result.model for entry in report.entries))
+    if not names:
+        names = list(dict.fromkeys(r.model.name for r in (*report.heads, *report.surgeries)))
     if not names:
         return "Capabilities" if report.doctors else "Nothing was run"
     return (

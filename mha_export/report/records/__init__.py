@@ -33,6 +33,15 @@ from mha_export.report.records._files import (
     validate,
     write_json,
 )
+from mha_export.report.records._heads import (
+    AttentionMapRecord,
+    CurvePointRecord,
+    HeadRecord,
+    HeadsRecord,
+    LayerHeadsRecord,
+    SurgeryLayerRecord,
+    SurgeryRecord,
+)
 from mha_export.report.records._machine import MachineRecord
 from mha_export.report.records._results import (
     CaseRecord,
@@ -50,17 +59,22 @@ from mha_export.report.records._version import SCHEMA_VERSION
 
 __all__ = [
     "SCHEMA_VERSION",
+    "AttentionMapRecord",
     "CacheRecord",
     "CapabilityRecord",
     "CaseRecord",
     "CaseStatus",
     "ComparisonRecord",
+    "CurvePointRecord",
     "Damaged",
     "DifferenceRecord",
     "DoctorRecord",
     "ExportRecord",
+    "HeadRecord",
+    "HeadsRecord",
     "InspectRecord",
     "LatencyRecord",
+    "LayerHeadsRecord",
     "Loaded",
     "MachineRecord",
     "ModelRecord",
@@ -80,6 +94,8 @@ __all__ = [
     "SiteRecord",
     "StateRecord",
     "StepProofRecord",
+    "SurgeryLayerRecord",
+    "SurgeryRecord",
     "TargetRecord",
     "VariantRecord",
     "read_export",

@@ -18,6 +18,7 @@ from mha_export.report.records._codec import Record
 from mha_export.report.records._compare import ComparisonRecord
 from mha_export.report.records._doctor import DoctorRecord
 from mha_export.report.records._export import ExportRecord
+from mha_export.report.records._heads import HeadsRecord, SurgeryRecord
 from mha_export.report.records._results import ResultsRecord
 from mha_export.report.records._version import upgraded
 
@@ -28,6 +29,8 @@ SCHEMA_OF: Mapping[type[Record], str] = {
     ResultsRecord: "results",
     DoctorRecord: "doctor",
     ComparisonRecord: "compare",
+    HeadsRecord: "heads",
+    SurgeryRecord: "surgery",
 }
 """Schema file of each record that is a file of its own. ``inspect`` prints an export record."""
 
@@ -155,6 +158,12 @@ def _runs(path: Path) -> list[ResultsRecord]:
     if "targets" in data and "results" not in data:
         doctor = _as_record(path, data, DoctorRecord)
         return [ResultsRecord(machine=doctor.machine, doctor=doctor)]
+    if "maps" in data and "layers" in data:
+        heads = _as_record(path, data, HeadsRecord)
+        return [ResultsRecord(machine=heads.machine, heads=(heads,))]
+    if "heads_before" in data:
+        surgery = _as_record(path, data, SurgeryRecord)
+        return [ResultsRecord(machine=surgery.machine, surgeries=(surgery,))]
     return [_as_record(path, data, ResultsRecord)]
 
 

@@ -10,6 +10,7 @@ from mha_export.errors import InputError
 from mha_export.report.records._codec import Record
 from mha_export.report.records._doctor import DoctorRecord
 from mha_export.report.records._export import ExportRecord
+from mha_export.report.records._heads import HeadsRecord, SurgeryRecord
 from mha_export.report.records._machine import MachineRecord
 from mha_export.report.records._version import SCHEMA_VERSION
 
@@ -190,3 +191,5 @@ class ResultsRecord(Record):
     results: tuple[ResultRecord, ...] = ()
     exports: tuple[ExportRecord, ...] = ()
     doctor: DoctorRecord | None = None
+    heads: tuple[HeadsRecord, ...] = ()
+    surgeries: tuple[SurgeryRecord, ...] = ()

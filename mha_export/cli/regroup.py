@@ -1,0 +1,68 @@
+"""``mha-export regroup``: fewer key/value heads, or one for every query head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mha_export.cli._head_options import data_options, head_options
+from mha_export.cli._options import json_option, output_option, source_options
+from mha_export.cli._terminal import print_json, print_line, print_notice, progress_shown
+from mha_export.cli.prune import show_surgery
+
+
+@click.command("regroup")
+@click.argument("model")
+@click.option("--kv-heads", type=int, required=True, metavar="N", help="Key/value heads a layer.")
+@click.option(
+    "--grouping",
+    type=click.Choice(["similar", "contiguous"]),
+    default="similar",
+    show_default=True,
+    help="Which heads are averaged: those alike, or those next to each other.",
+)
+@data_options
+@output_option("Model to write, .onnx; its record goes beside it as .json.")
+@source_options
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model: str,
+    kv_heads: int,
+    grouping: Any,
+    output: Path,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write MODEL with other key/value heads: averaged (fewer, approximate) or repeated (exact).
+
+    \b
+    Example:
+      mha-export regroup decoder.onnx --kv-heads 2 --data prompts.npz -o grouped.onnx
+    """
+    from mha_export.jobs import SourceSettings, regroup_model
+
+    chosen = head_options(options)
+    with progress_shown() as progress:
+        result = regroup_model(
+            model,
+            kv_heads=kv_heads,
+            grouping=grouping,
+            options=chosen,
+            output=output,
+            settings=SourceSettings(**options),
+            progress=progress,
+        )
+    for notice in result.notices:
+        print_notice(notice)
+    if as_json:
+        print_json(result.document)
+    else:
+        show_surgery(result.document)
+        for file in result.files:
+            print_line(f"written to {file}")
+    ctx.exit(result.exit_code)

@@ -1,0 +1,115 @@
+"""A model with fewer key/value heads, or with one for every query head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mha_export.heads import Regrouped, head_model, regroup
+from mha_export.heads.checking import difference_from_original
+from mha_export.heads.measures import Measure
+from mha_export.heads.regrouping import Grouping
+from mha_export.heads.scoring import Scorer
+from mha_export.jobs._head_surgery import check_cases, check_output, require_equal, written
+from mha_export.jobs._head_work import HeadOptions, Opened, gated_of, open_heads, scorers
+from mha_export.jobs._progress import Progress, silent
+from mha_export.jobs._result import JobResult
+from mha_export.jobs._settings import SourceSettings
+from mha_export.jobs.prune import fitting
+from mha_export.recognise import recognise
+from mha_export.report.records import SurgeryLayerRecord
+
+
+def regroup_model(
+    source: Any,
+    *,
+    kv_heads: int,
+    options: HeadOptions,
+    output: str | Path,
+    grouping: Grouping = "similar",
+    settings: SourceSettings | None = None,
+    progress: Progress = silent,
+) -> JobResult:
+    """Average (or repeat) key/value heads in every layer, and write the model and its record.
+
+    With data the quality of both groupings is told. Repeated heads are proven equal to the
+    original first.
+
+    Errors:
+        InputError: bad model or data, a layer that can't be changed, a number that doesn't divide.
+        CheckFailedError: repeated heads are not equal (a bug).
+    """
+    output = Path(output)
+    check_output(output)
+    opened = open_heads(source, settings or SourceSettings(), options, progress)
+    progress("regrouping")
+    found = regroup(opened.heads, kv_heads, grouping=grouping)
+    exact = all(len(groups) > _before(opened, number) for number, groups in found.groups.items())
+    difference = None
+    if exact:
+        origins = {n: [group[0] for group in groups] for n, groups in found.groups.items()}
+        difference = difference_from_original(
+            opened.heads, found.model, origins, check_cases(opened, options), opened.evaluator
+        )
+        require_equal(difference, "the original")
+    quality: float | None = None
+    other: dict[str, float] = {}
+    measure: Measure | None = None
+    if opened.samples is not None:
+        progress("quality on the data")
+        _, judge = scorers(opened, options, gated_of(opened, options))
+        measure = judge.measure
+        quality = _quality(opened, judge, found)
+        if not exact:
+            second: Grouping = "contiguous" if grouping == "similar" else "similar"
+            rival = regroup(opened.heads, kv_heads, grouping=second)
+            other = {grouping: quality, second: _quality(opened, judge, rival)}
+    record, files = written(
+        opened,
+        options,
+        found.model,
+        head_model(recognise(found.model)),
+        output,
+        kind="regroup",
+        how="repeated" if exact else f"averaged in {grouping} groups",
+        layers=tuple(_layers(opened, found)),
+        heads_after=sum(layer.heads for layer in opened.heads.layers),
+        loss=None if measure is None else measure.name,
+        quality_name=None if measure is None else measure.quality_name,
+        quality=quality,
+        quality_other=other,
+        check="the original" if exact else None,
+        check_max_abs=difference,
+        notes=opened.loaded.notes,
+    )
+    return JobResult(document=record.to_json(), notices=record.notes, files=files)
+
+
+def _before(opened: Opened, number: int) -> int:
+    return opened.heads.layers[number].spec.kv_heads
+
+
+def _quality(opened: Opened, judge: Scorer, found: Regrouped) -> float:
+    outputs = [
+        opened.evaluator.run(found.model, fitting(found.model, batch.inputs))[judge.output].astype(
+            "float64"
+        )
+        for batch in judge.batches
+    ]
+    return judge.quality_of(outputs)
+
+
+def _layers(opened: Opened, found: Regrouped) -> list[SurgeryLayerRecord]:
+    return [
+        SurgeryLayerRecord(
+            layer=layer.number,
+            site=layer.id,
+            q_heads_before=layer.heads,
+            kv_heads_before=layer.spec.kv_heads,
+            q_heads=layer.heads,
+            kv_heads=len(found.groups.get(layer.number, ())) or layer.spec.kv_heads,
+            groups=found.groups.get(layer.number, ()),
+            spread=found.spread.get(layer.number),
+        )
+        for layer in opened.heads.layers
+    ]
