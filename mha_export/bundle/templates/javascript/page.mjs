@@ -7,7 +7,7 @@ import {
 
 const ORT = new URL("node_modules/onnxruntime-web/", import.meta.url);
 const BUNDLE = new URL("../../", import.meta.url);
-const RUNS = 20;
+const [RUNS, LONGEST_MS] = [20, 10_000];
 const asked = new URLSearchParams(location.search);
 const at = (id) => document.getElementById(id);
 const kept = new Map();
@@ -126,14 +126,15 @@ function showInputs() {
 }
 
 async function timed(session, inputs) {
-  const times = [];
+  const [times, began] = [[], performance.now()];
   for (let turn = 0; turn < RUNS + 2; turn += 1) {
     const started = performance.now();
+    if (times.length >= 3 && started - began > LONGEST_MS) break;
     const outputs = await session.run(inputs, { logSeverityLevel: 2 });
     for (const tensor of Object.values(outputs)) await tensor.getData();
     if (turn >= 2) times.push(performance.now() - started);
   }
-  return { times, median: [...times].sort((a, b) => a - b)[RUNS / 2] };
+  return { times, median: [...times].sort((a, b) => a - b)[times.length >> 1] };
 }
 
 async function showTokens(ort, session) {
@@ -191,7 +192,7 @@ async function main() {
     factors[known.name] = await checkAnswer(bytes, known, outputs);
     showAnswer(known.name, factors[known.name]);
   }
-  verdict("running", "Timing", `${RUNS} runs.`);
+  verdict("running", "Timing", `At most ${RUNS} runs.`);
   const [first] = manifest.answers;
   const { times, median } = await timed(session, inputsOf(ort, await read(first.file), first));
   const sizes = first.inputs[0].shape.join(" × ");
