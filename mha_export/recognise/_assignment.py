@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from mha_export.recognise._shapes import Shapes, symbol_of
+from mha_export.recognise._shapes import SLIDING, Shapes, symbol_of
 
 _PRIMES = ((2, 5, 3, 7, 11, 13, 17, 19, 23, 29), (3, 7, 5, 11, 13, 17, 19, 23, 29, 31))
 _BATCH = "batch"
 _REPAIRS = 6
-_SPATIAL = (1, 8, 32, 64)
-"""Multiples tried for image sides: a patch or a stride must divide them."""
+_SPATIAL = (1, 8, 32, 64, 256)
+"""Multiples tried for image sides and sound: a patch or a stride must divide them."""
 
 
 def assignments(graph: ir.Graph) -> tuple[Shapes, ...]:
@@ -29,22 +29,23 @@ def assignments(graph: ir.Graph) -> tuple[Shapes, ...]:
 
 
 def _symbols(graph: ir.Graph) -> tuple[list[str], set[str]]:
-    """Names of symbolic dimensions, leading axes first, and those that are image sides."""
+    """Names of symbolic dimensions, leading axes first, and those that convolutions slide along."""
     lead: dict[str, None] = {}
     rest: dict[str, None] = {}
     spatial: set[str] = set()
+    sliding = any(node.op_type in SLIDING for node in graph)
     for value in graph.inputs:
         if value.shape is None:
             continue
-        image = (
-            value.dtype is not None and value.dtype.is_floating_point() and len(value.shape) == 4
-        )
+        rank = len(value.shape)
+        real = value.dtype is not None and value.dtype.is_floating_point()
+        slid = real and (rank == 4 or (rank in (2, 3) and sliding))
         for axis, dim in enumerate(value.shape):
             if isinstance(dim, int):
                 continue
             symbol = symbol_of(value, axis)
             (lead if axis == 0 and len(value.shape) > 1 else rest).setdefault(symbol)
-            if image and axis >= 2:
+            if slid and axis >= (2 if rank == 4 else 1):
                 spatial.add(symbol)
     return [*lead, *(name for name in rest if name not in lead)], spatial
 

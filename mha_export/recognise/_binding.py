@@ -51,6 +51,8 @@ class Meeting:
     anchor: ir.Node
     static: bool = False
     """Whether a buffer that is written into may be a cache."""
+    cuts: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """Sizes that each axis of the space is cut into, one row for each mask or bias."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -160,12 +162,13 @@ class _Binder:
 
     def _is_held(self, pattern: Pattern, stage: Stage) -> bool:
         """Whether some value holds the shared heads under more axes than a form reads."""
-        if stage.past is not None or pattern.offset:
+        if stage.past is not None:
             return False
         axes = (pattern.batch, pattern.length, pattern.heads, pattern.channels)
         wanted = sorted(factor for axis in axes for factor in axis)
         return all(stride for _, stride in wanted) and any(
-            sorted(factor for axis in view.axes for factor in axis) == wanted
+            view.offset == pattern.offset
+            and sorted(factor for axis in view.axes for factor in axis) == wanted
             for _, view in stage.places(self.scene)
         )
 
@@ -211,7 +214,7 @@ class _Binder:
         merged = merged_with_channels(self.landings, output.axes[-1])
         space, keys = self.meeting.space, self.meeting.keys
         for views in ({**highest, "output": output}, {**lowest, "output": output}):
-            atoms = atoms_of(views, space, keys, self.scene)
+            atoms = atoms_of(views, space, keys, self.scene, self.meeting.cuts)
             if atoms is not None:
                 return roles_of(atoms, views, merged, space, keys, self.scene)
         return None

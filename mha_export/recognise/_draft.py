@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from mha_export.operands import Heads
-from mha_export.recognise._axes import axis_size
+from mha_export.recognise._axes import axis_size, split_by_axis
 from mha_export.recognise._binding import Bound, Meeting, Tensor, bind
 from mha_export.recognise._lift import channels_of
 from mha_export.recognise._probabilities import Use, Weighted, read_weighted
@@ -142,6 +142,7 @@ def read_draft(
         output=(weighted.product.out, weighted.output),
         anchor=anchor.node,
         static=static,
+        cuts=_cuts(scores, scene),
     )
     found = bind(meeting, scene)
     if found is None:
@@ -151,3 +152,14 @@ def read_draft(
             value=scores.product.out.name,
         )
     return Draft(anchor=anchor, scores=scores, weighted=weighted, bound=found)
+
+
+def _cuts(scores: Scores, scene: Scene) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """How what meets the scores cuts each of their axes: windows of a batch, rows of an image."""
+    found = []
+    for step in (*scores.terms, *scores.weightings):
+        dims = scene.dims(step.level)
+        pieces = None if dims is None else split_by_axis(step.level_view, dims)
+        if pieces is not None:
+            found.append(tuple(tuple(size for size, _, _ in axis) for axis in pieces))
+    return tuple(found)

@@ -11,7 +11,14 @@ import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout
 from mha_export.recognise._adapt import Deriver, Part, Size, arranged, partitioned
-from mha_export.recognise._axes import View, axis_size, coalesced
+from mha_export.recognise._axes import (
+    Axis,
+    View,
+    axis_size,
+    coalesced,
+    row_major,
+    split_by_axis,
+)
 from mha_export.recognise._binding import Tensor
 from mha_export.recognise._downstream import Landing
 from mha_export.recognise._draft import Draft
@@ -125,12 +132,18 @@ class Fitting:
         return total
 
     def parts(
-        self, view_of: Callable[[Draft], View], roles: str, heads: Sequence[Atom], own: int
+        self,
+        view_of: Callable[[Draft], View],
+        roles: str,
+        heads: Sequence[Atom],
+        own: int,
+        *,
+        cut: bool = False,
     ) -> list[Part] | None:
         """The roles of a view over the score space, with sizes that the graph can state.
 
         ``roles`` says which of batch, queries and keys (``b``, ``s``, ``t``) the view has, ``own``
-        how many of its trailing axes are channels.
+        how many of its trailing axes are channels; with ``cut`` keys are parted as its source is.
         """
         draft = self.draft
         views = [view_of(other) for other in self.drafts]
@@ -150,6 +163,9 @@ class Fitting:
                 parts.append(self._part(role, sizes, strides[0][atom], atom, atoms, known))
         if "t" in roles:
             lists = [coalesced(view.axes[draft.scores.axis]) for view in views]
+            if cut:
+                pairs = zip(views, self.scenes, strict=True)
+                lists = [_parted(v.axes[draft.scores.axis], v.source, s) for v, s in pairs]
             parts.extend(self._factors("t", lists, known))
         if own:
             lists = [coalesced(f for axis in view.axes[-own:] for f in axis) for view in views]
@@ -169,6 +185,8 @@ class Fitting:
                 dim = size
             else:
                 rest = axis_size(lists[0]) // size
+                if any(axis_size(axis) != rest * axis[place][0] for axis in lists):
+                    raise SizeUnknownError
                 dim = _divided(self.derive, known.get(role), rest)
             yield Part(role=role, size=size, stride=stride, dim=dim)
 
@@ -330,6 +348,16 @@ class Fitting:
         if landing.value.is_graph_output():
             _stand_in(landing.value, back)
         return merged
+
+
+def _parted(axis: Axis, source: ir.Value, scene: Scene) -> Axis:
+    """The axis cut where it passes from one axis of its source to the next."""
+    dims = scene.dims(source)
+    pieces = None if dims is None else split_by_axis(View(source, 0, (axis,)), dims)
+    if dims is None or pieces is None or any(place < 0 for _, place, _ in pieces[0]):
+        return coalesced(axis)
+    strides = row_major(dims)
+    return tuple((size, step * strides[place]) for size, place, step in pieces[0])
 
 
 def _stage_view(name: str, index: int) -> Callable[[Draft], View]:

@@ -98,7 +98,7 @@ def _materialised(
     level, own = scene.dims(term.level), scene.dims(term.value)
     if level is None or own is None:
         return None
-    parts = fitting.parts(level_view, "bst", draft.roles.heads, 0)
+    parts = fitting.parts(level_view, "bst", draft.roles.heads, 0, cut=True)
     axes = None if parts is None else partitioned(identity(term.level, level).axes, parts)
     if parts is None or axes is None:
         return None

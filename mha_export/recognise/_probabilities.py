@@ -103,9 +103,9 @@ def read_weighted(
             else:
                 others.append(Use(value=path.value, node=node))
     if not ends:
-        scaled = _scaled(others, scene)
-        if scaled is not None:
-            return scaled
+        changed = _quantised(others) or _scaled(others, scene)
+        if changed is not None:
+            return changed
     failure: Reason | None = None
     for place, (path, node) in enumerate(ends):
         rest = [Use(value=p.value, node=n) for i, (p, n) in enumerate(ends) if i != place]
@@ -114,6 +114,22 @@ def read_weighted(
             return found
         failure = failure or found
     return failure if failure is not None else tuple(others)
+
+
+def _quantised(others: list[Use]) -> Reason | None:
+    """Probabilities that are rounded to integers before they weigh values."""
+    for use in others:
+        node = use.node
+        if node is not None and node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
+            return Reason(
+                code="weights-quantised",
+                message=f"the attention weights {use.value.name!r} are rounded to integers by "
+                f"{node.name!r} before they weigh the values, which no fused attention does: leave "
+                "the two products of each attention out when quantising",
+                value=use.value.name,
+                nodes=(node.name or node.op_type,),
+            )
+    return None
 
 
 def _scaled(others: list[Use], scene: Scene) -> Reason | None:

@@ -59,7 +59,22 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
             verdicts.append(verdict(anchor, scenes))
         elif (anchor := is_like_softmax(node, scenes[0])) is not None:
             verdicts.append(_otherwise_normalised(anchor))
-    return Recognition(model=copy, verdicts=finished(stacked(verdicts, scenes), scenes))
+    complete = finished(stacked(verdicts, scenes), scenes)
+    for graph in copy.graphs():
+        if not _is_in_order(graph):  # an operand derived late is measured by an earlier reader
+            graph.sort()
+    return Recognition(model=copy, verdicts=complete)
+
+
+def _is_in_order(graph: ir.Graph) -> bool:
+    """Whether every node comes after those it reads."""
+    passed: set[ir.Node] = set()
+    for node in graph:
+        makers = (value.producer() for value in node.inputs if value is not None)
+        if any(maker.graph is graph and maker not in passed for maker in makers if maker):
+            return False
+        passed.add(node)
+    return True
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

@@ -112,9 +112,16 @@ def _recut(factors: Axis, chain: list[int]) -> list[tuple[int, int]]:
 
 
 def atoms_of(
-    views: dict[str, View], space: tuple[int, ...], keys: int, scene: Scene
+    views: dict[str, View],
+    space: tuple[int, ...],
+    keys: int,
+    scene: Scene,
+    cuts: Sequence[Sequence[tuple[int, ...]]] = (),
 ) -> list[Atom] | None:
-    """All atoms of the space but the keys', in the order of its axes."""
+    """All atoms of the space but the keys', in the order of its axes.
+
+    ``cuts``: sizes that each axis should be cut into besides, where that crosses nothing.
+    """
     atoms: list[Atom] = []
     names = list(views)
     for axis, size in enumerate(space):
@@ -122,7 +129,9 @@ def atoms_of(
             continue
         own = [views[name].axes[axis] for name in names]
         marks = [mark for name in names for mark in _head_marks(views[name], name, axis, scene)]
-        cut = refined([*own, *marks], size) or refined(own, size)
+        wanted = [tuple((n, 0) for n in row[axis]) for row in cuts]
+        whole = [*own, *marks]
+        cut = refined([*whole, *wanted], size) or refined(whole, size) or refined(own, size)
         if cut is None:
             return None
         cut = cut[: len(names)]

@@ -67,21 +67,31 @@ def repeats(table: Table, style: RotaryStyle, context: Context, sizes: Mapping[s
 def _by_content(
     table: Table, style: RotaryStyle, context: Context, sizes: Mapping[str, int]
 ) -> bool | None:
-    """Evaluate the table at random positions; None where it reads more than positions."""
+    """Evaluate the table at random positions; None where it reads more and that decides.
+
+    Numbers looked up are given at random too: what is repeated then is repeated whatever they are.
+    """
     rng = np.random.default_rng(19)
     contents: dict[ir.Value, np.ndarray] = {}
+    looked_up = False
     for source in context.sources(table.root):
         shape = context.sized(sizes).shape(source)
-        if shape is None or source.dtype is None or not source.dtype.is_integer():
+        if shape is None:
             return None
-        contents[source] = rng.integers(0, 7, shape).astype(source.dtype.numpy())
+        if source.dtype is not None and source.dtype.is_integer():
+            contents[source] = rng.integers(0, 7, shape).astype(source.dtype.numpy())
+        else:
+            looked_up = True
+            contents[source] = rng.standard_normal(shape)
     array = context.sized(sizes, contents, wide=True).array(table.root)
     if array is None or array.ndim == 0:
         return None
     half = array.shape[-1] // 2
     if style is RotaryStyle.HALF:
-        return bool(np.array_equal(array[..., :half], array[..., half:]))
-    return bool(np.array_equal(array[..., ::2], array[..., 1::2]))
+        repeated = bool(np.array_equal(array[..., :half], array[..., half:]))
+    else:
+        repeated = bool(np.array_equal(array[..., ::2], array[..., 1::2]))
+    return None if looked_up and not repeated else repeated
 
 
 def _by_structure(root: ir.Value) -> bool:

@@ -308,16 +308,31 @@ def _joined(state: State, node: ir.Node, scene: Scene, walk: Walk) -> Step:
     return refused(state, "scores-joined", "more than one column joins the scores", node)
 
 
+def _rounded(state: State, node: ir.Node, scene: Scene, walk: Walk) -> Step:
+    """Integers on the way: a fused attention would not round."""
+    return refused(
+        state,
+        "scores-quantised",
+        f"the scores are rounded to integers ({node.op_type}), which no fused attention does: "
+        "leave the two products of each attention out when quantising",
+        node,
+    )
+
+
 LAWS: dict[str, Law] = {
     "Add": _sum,
     "Cast": _cast,
     "CastLike": _cast,
     "Clip": _clamped,
     "Concat": _joined,
+    "DequantizeLinear": _rounded,
     "Div": _scaled,
+    "MatMulInteger": _rounded,
+    "MatMulIntegerToFloat": _rounded,
     "Max": _clamped,
     "Mul": _scaled,
     "Neg": _negate,
+    "QLinearMatMul": _rounded,
     "Sub": _sum,
     "Sum": _sum,
     "Tanh": _capped,

@@ -24,6 +24,8 @@ LARGEST_CONTENT = 4096
 
 _LAWS = {**LAWS, **MOVES, **CONTRACTIONS}
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
+SLIDING = frozenset({"AveragePool", "Conv", "MaxPool"})
+"""Ops whose output is empty where the input is shorter than their window."""
 _UNFOLDED = frozenset({"MatMul", "Einsum", "LayerNormalization", "RMSNormalization", "Dropout"})
 
 
@@ -39,7 +41,7 @@ class Shapes:
         self.sizes = sizes
         self.conflicts: list[tuple[int, int]] = []
         self.flaws: list[str] = []
-        """Values with a dimension below zero: the sizes are too small for this graph."""
+        """Values with a dimension below zero, or none left: the sizes are too small here."""
         self._shapes: dict[ir.Value, Shape | None] = {}
         self._contents: dict[ir.Value, np.ndarray | None] = {}
         for value in graph.inputs:
@@ -135,7 +137,8 @@ class Shapes:
             shape = found[index] if index < len(found) else None
             if shape is None or None in shape:
                 shape = _merged(shape, self.declared(value))
-            if shape is not None and any(dim is not None and dim < 0 for dim in shape):
+            least = 1 if op in SLIDING else 0
+            if shape is not None and any(dim is not None and dim < least for dim in shape):
                 self.flaws.append(value.name or "")
             self._shapes[value] = shape
         if op in RULES and op not in _UNFOLDED and node.domain in _DOMAINS[:2]:

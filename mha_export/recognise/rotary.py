@@ -30,8 +30,8 @@ Floats = NDArray[np.float64]
 _OPS = frozenset(
     {
         "Add", "Cast", "Concat", "Expand", "Gather", "Identity", "MatMul", "Mul", "Neg", "Pad",
-        "Reshape", "RotaryEmbedding", "Slice", "Split", "Squeeze", "Sub", "Sum", "Transpose",
-        "Unsqueeze",
+        "Reshape", "RotaryEmbedding", "Slice", "Split", "Squeeze", "Sub", "Sum", "Tile",
+        "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
 
