@@ -138,7 +138,7 @@ def test_the_probes_find_what_is_known_of_directml(needs_target) -> None:
 @pytest.mark.parametrize(
     ("target", "version", "dtype"),
     [
-        *((*key, "fp32") for key in (*EXPECTED, *LAB)),
+        *((*key, "fp32") for key in (*EXPECTED, *LAB) if key[0] != "reference"),
         *((*key, "fp16") for key in BUILT),
     ],
 )
