@@ -18,7 +18,8 @@ def main() -> None:
     from mha_export.cli._group import cli
 
     # Ended from outside, a command still ends its workers and removes its temporary folders.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     try:
         cli.main(standalone_mode=True, prog_name="mha-export")
     except MhaExportError as error:

@@ -153,8 +153,8 @@ class Rewritten:
     """The new model, and the outcome of every site by id, in graph order.
 
     Attributes:
-        fixed_lengths: symbols of the graph inputs whose length the exporter wrote into the graph, with
-            that length: there alone the model runs, rewritten or not.
+        fixed_lengths: symbols of the graph inputs whose length the exporter wrote into the graph,
+            with that length: there alone the model runs, rewritten or not.
         refusal: why the model was not loaded, where the one before the rewrite is not either.
     """
 

@@ -205,3 +205,26 @@ def test_doubles_are_no_target() -> None:
     x = build.input("x", ["b", 1])
     with pytest.raises(InputError, match="cannot be cast to fp64"):
         with_dtype(build.model(build.op("Neg", x, name="n")), DType.FP64)
+
+
+def test_what_adds_the_minimum_to_scores_stays_fp32() -> None:
+    """And its mask keeps fp32's minimum: fp16's absorbs no score. Lengths are no activations."""
+    build = Builder()
+    scores = build.input("scores", ["b", "s"])
+    zero = build.weight("zero", 0.0)
+    low = build.weight("low", np.finfo(np.float32).min)
+    size = build.op("Shape", scores, name="size")
+    keep = build.op("Cast", size, name="keep", to=int(BOOL))
+    mask = build.op("Where", keep, zero, low, name="mask")
+    masked = build.op("Add", scores, mask, name="masked")
+    weights = build.op("Softmax", masked, name="p", axis=-1)
+    model = build.model(build.op("Neg", weights, name="n"))
+    half = with_dtype(model, DType.FP16)
+    onnx.checker.check_model(ir.to_proto(half), full_check=True)
+    types = _types(half)
+    assert {types[name] for name in ("mask", "masked", "p")} == {FLOAT}
+    assert types["n"] == HALF
+    minimum = half.graph.node("mask").inputs[2]
+    assert minimum is not None
+    assert minimum.const_value is not None
+    assert minimum.const_value.numpy() == np.finfo(np.float32).min
