@@ -38,6 +38,8 @@ def check_sites(recognition: Recognition, growth: Growth) -> Sequence[Site]:
     for site in sites:
         _check(site, recognition.model)
         if not _is_causal_by_rule(site.spec):
+            if not _masks(site):
+                raise _sees_later(site)
             look = look or Look(recognition.model, sites)
             _check_causal_by_data(site, look)
     return sites
@@ -85,8 +87,7 @@ def _is_causal_by_rule(spec: AttentionSpec) -> bool:
 
 def _check_causal_by_data(site: Site, look: Look) -> None:
     """A mask that is data: does it hide every later key, whatever a padding mask says?"""
-    masks = [value for value in (site.operands.keep, site.operands.bias) if value is not None]
-    for value in masks:
+    for value in _masks(site):
         roots = look.context.sources(value)
         pairs = [root for root in roots if len(look.growing(root)) > 1]
         if pairs:
@@ -99,7 +100,15 @@ def _check_causal_by_data(site: Site, look: Look) -> None:
             )
         if _hides_later(value, look):
             return
-    raise Refused(
+    raise _sees_later(site)
+
+
+def _masks(site: Site) -> list[ir.Value]:
+    return [value for value in (site.operands.keep, site.operands.bias) if value is not None]
+
+
+def _sees_later(site: Site) -> Refused:
+    return Refused(
         "bidirectional",
         f"{site.id} lets tokens see later ones: what is computed for a token changes with every "
         "token that follows",

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from mha_export.caches._refusal import Refused
 from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context, SizedView
+from mha_export.recognise._evaluate_contents import STEERING
 from mha_export.rewrite._sizes import SizedSite, size_at, sized_sites
 
 STEP = 4
@@ -37,13 +38,35 @@ class Look:
         """
         first, second = (view.shape(value) for view in self.views)
         if first is None or second is None:
-            raise Refused(
-                "shape-depends-on-data",
-                f"the shape of {value.name!r} depends on the tokens themselves",
-                value=value,
-                nodes=[node] if (node := value.producer()) is not None else (),
-            )
+            raise self._shapeless(value)
         return first, second
+
+    def _shapeless(self, value: ir.Value) -> Refused:
+        """Why there is no shape: the first op above that has none of its own."""
+        node = value.producer()
+        while node is not None:
+            above = [v for v in node.inputs if v is not None and self._is_unknown(v)]
+            if not above:
+                break
+            value, node = above[0], above[0].producer()
+        steering = () if node is None else STEERING.get(node.op_type, ())
+        told = node is not None and all(
+            self.arrays(item) is not None
+            for place, item in enumerate(node.inputs)
+            if place in steering and item is not None
+        )
+        name = value.name
+        if steering and told:
+            code, message = (
+                "length-fixed",
+                f"{name!r} has a number of tokens written into its shape",
+            )
+        else:
+            code, message = "shape-depends-on-data", f"the shape of {name!r} depends on the tokens"
+        return Refused(code, message, value=value, nodes=[] if node is None else [node])
+
+    def _is_unknown(self, value: ir.Value) -> bool:
+        return any(view.shape(value) is None for view in self.views)
 
     def rank(self, value: ir.Value) -> int:
         return len(self.shapes(value)[0])
