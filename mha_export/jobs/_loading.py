@@ -70,7 +70,11 @@ def _write_with_zeros(model: ir.Model, path: Path) -> None:
     for graph in graphs:
         for value in graph.initializers.values():
             tensor = value.const_value
-            if tensor is None or tensor.nbytes <= _REAL_BYTES:
+            if tensor is None:
+                continue
+            if tensor.nbytes <= _REAL_BYTES:
+                if isinstance(tensor, ir.ExternalTensor):  # of a file that lies elsewhere
+                    value.const_value = ir.tensor(tensor.numpy(), name=tensor.name)
                 continue
             if tensor.dtype is ir.DataType.STRING:
                 continue
