@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -12,6 +12,7 @@ from mha_export.heads._affine import Affine, OutputMap, output_projection_of, pr
 from mha_export.operands import Heads
 from mha_export.recognise import Recognition, Rejection, Site
 from mha_export.recognise._evaluate import Context
+from mha_export.recognise._region import sizes_of
 from mha_export.spec import AttentionSpec
 
 
@@ -42,6 +43,8 @@ class Layer:
     value: Affine | None = None
     output: OutputMap | None = None
     refusal: Refusal | None = None
+    by_head: Mapping[str, int] = field(default_factory=dict)
+    """Mask operands that have a row a head (``bias``, ``keep``, ``score_mask``), and their axis."""
 
     @property
     def spec(self) -> AttentionSpec:
@@ -134,9 +137,29 @@ def _layer(number: int, site: Site, context: Context, *, lends: bool) -> Layer:
         id=site.id,
         site=site,
         refusal=refusal,
+        by_head=_masks_by_head(site, context),
         output=None if isinstance(output, str) else output,
         **{name: None if isinstance(part, str) else part for name, part in found.items()},
     )
+
+
+def _masks_by_head(site: Site, context: Context) -> dict[str, int]:
+    """By their sizes: annotations are often missing."""
+    operands, heads = site.operands, site.spec.q_heads
+    score_mask = None if operands.score_mask is None else operands.score_mask.value
+    found = {}
+    for name, value in (
+        ("keep", operands.keep),
+        ("bias", operands.bias),
+        ("score_mask", score_mask),
+    ):
+        sizes = None if value is None else sizes_of(context, value)
+        if value is None or sizes is None or heads == 1:
+            continue
+        shape = context.sized(sizes).shape(value)
+        if shape is not None and len(shape) >= 3 and shape[-3] == heads:
+            found[name] = len(shape) - 3
+    return found
 
 
 def _hindrance(site: Site, main: ir.Graph, *, lends: bool) -> Refusal | None:

@@ -228,18 +228,16 @@ def _by_head(scope: Scope, site: Site, change: Rewiring) -> Operands:
             return value
         return scope.op("Gather", [value, index], {"axis": axis}, dtype=value.dtype)
 
-    def mask(value: ir.Value | None) -> ir.Value | None:
-        rank = 0 if value is None or value.shape is None else len(value.shape)
-        if value is None or rank < 3 or value.shape is None or value.shape[rank - 3] != heads:
-            return value
-        return value if heads == 1 else rows(value, rank - 3)
+    def mask(name: str, value: ir.Value | None) -> ir.Value | None:
+        axis = change.layer.by_head.get(name)
+        return value if axis is None else rows(value, axis)
 
     def cached(part: Heads | None) -> Heads | None:
         return None if part is None else dataclasses.replace(part, heads=len(change.kv_origin))
 
     source = operands.score_mask
     if source is not None:
-        held = mask(source.value)
+        held = mask("score_mask", source.value)
         assert held is not None
         source = dataclasses.replace(source, value=held)
     return dataclasses.replace(
@@ -247,8 +245,8 @@ def _by_head(scope: Scope, site: Site, change: Rewiring) -> Operands:
         past_key=cached(operands.past_key),
         past_value=cached(operands.past_value),
         sinks=rows(operands.sinks, 0),
-        keep=mask(operands.keep),
-        bias=mask(operands.bias),
+        keep=mask("keep", operands.keep),
+        bias=mask("bias", operands.bias),
         score_mask=source,
     )
 

@@ -23,7 +23,14 @@ from mha_export.targets import evaluator_of
 
 Read = Callable[[str], HeadModel]
 
-EVERYDAY = ("bert-eager", "einsum_bhqd", "gpt2_kv-sdpa", "gpt_oss-eager", "llama_kv-sdpa")
+EVERYDAY = (
+    "bert-eager",
+    "deberta_v2-eager",
+    "einsum_bhqd",
+    "gpt2_kv-sdpa",
+    "gpt_oss-eager",
+    "llama_kv-sdpa",
+)
 FURTHER = ("gemma2-eager", "mha_kpm_nw", "mha_w", "mistral_sw-sdpa", "nanogpt-eager",
            "qwen3-sdpa", "t5_enc-eager")  # fmt: skip
 
@@ -128,7 +135,6 @@ REFUSED = [
     ("bert-eager", [(7, 0)], "there is no layer 7"),
     ("bert-eager", [], "no head is to be removed"),
     ("deepseek_v3-eager", [(0, 0)], "can't be removed"),
-    ("deberta_v2-eager", [(0, 0)], "can't be removed"),
 ]
 
 
