@@ -75,12 +75,12 @@ def _in_io_type(scope: Scope, spec: AttentionSpec, operands: Operands) -> Operan
     """
     wanted = ir_dtype(spec.io_dtype)
     mask, bias = operands.score_mask, operands.bias
-    if mask is not None and mask.kind == "additive" and _is_other_float(mask.value, wanted):
-        limit = np.array(_hidden_at(spec, mask.value), dtype=mask.value.dtype.numpy())
+    if mask is not None and mask.kind == "additive" and (own := _other_float(mask.value, wanted)):
+        limit = np.array(_hidden_at(spec, own), dtype=own.numpy())
         keeps = scope.op("Greater", [mask.value, scope.constant(limit)], dtype=ir.DataType.BOOL)
         operands = dataclasses.replace(operands, score_mask=ScoreMask(value=keeps, kind="keep"))
-    if bias is not None and _is_other_float(bias, wanted):
-        least = scope.constant(np.array(lowest(spec.io_dtype), dtype=bias.dtype.numpy()))
+    if bias is not None and (own := _other_float(bias, wanted)):
+        least = scope.constant(np.array(lowest(spec.io_dtype), dtype=own.numpy()))
         infinite = scope.op("IsInf", [bias], dtype=ir.DataType.BOOL)
         within = scope.op("Max", [bias, least], dtype=bias.dtype)
         bias = scope.op("Where", [infinite, bias, within], dtype=bias.dtype)
@@ -88,17 +88,18 @@ def _in_io_type(scope: Scope, spec: AttentionSpec, operands: Operands) -> Operan
     return operands
 
 
-def _is_other_float(value: ir.Value, wanted: ir.DataType) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point() and value.dtype != wanted
+def _other_float(value: ir.Value, wanted: ir.DataType) -> ir.DataType | None:
+    """The value's floating type where it is known and another."""
+    dtype = value.dtype
+    return dtype if dtype is not None and dtype.is_floating_point() and dtype != wanted else None
 
 
-def _hidden_at(spec: AttentionSpec, value: ir.Value) -> float:
+def _hidden_at(spec: AttentionSpec, dtype: ir.DataType) -> float:
     """What a mask that only hides holds for a hidden pair is below this (at it, for -inf)."""
-    assert value.dtype is not None
     if spec.mask.fill == "-inf":
         return -math.inf
     if spec.mask.fill == "min":
-        return float(ml_dtypes.finfo(value.dtype.numpy()).min) / 2  # type: ignore[no-untyped-call]
+        return float(ml_dtypes.finfo(dtype.numpy()).min) / 2  # type: ignore[no-untyped-call]
     return spec.mask.fill / 2
 
 
