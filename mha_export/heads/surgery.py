@@ -163,17 +163,17 @@ def _without(layer: Layer, kept: LayerHeads) -> Rewiring:
     assert output is not None
     origin = tuple(0 if slot is None else slot for slot in slots)
     real = np.array([slot is not None for slot in slots])
-    kv = list(kept.kv_kept)
+    rows = list(kept.kv_kept)
     return Rewiring(
         layer=layer,
         query=query.weight[:, list(origin)] * real[:, None],
-        key=key.weight[:, kv],
-        value=value.weight[:, kv],
+        key=key.weight[:, rows],
+        value=value.weight[:, rows],
         output=output.weight[list(origin)] * real[:, None, None],
         biases=(
             query.bias[list(origin)] * real[:, None],
-            key.bias[kv],
-            value.bias[kv],
+            key.bias[rows],
+            value.bias[rows],
             output.bias,
         ),
         origin=origin,

@@ -298,7 +298,7 @@ def fitting(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> dict[str, np.n
     """The inputs, empty caches with as many heads as the model has now."""
     found = {}
     for value in model.graph.inputs:
-        array = inputs[value.name]
+        array = inputs[str(value.name)]
         shape = value.shape
         if array.ndim == 4 and 0 in array.shape and shape is not None:
             fixed = [
