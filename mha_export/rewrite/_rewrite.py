@@ -232,7 +232,7 @@ def _replace(
         restore_order(model)
 
 
-def _raise_if_strict(settings: RewriteSettings, outcomes: dict[str, SiteOutcome]) -> None:
+def _raise_if_strict(settings: RewriteSettings, outcomes: Mapping[str, SiteOutcome]) -> None:
     failed = [name for name, outcome in outcomes.items() if outcome.status == "proof_failed"]
     if settings.strict and failed:
         raise CheckFailedError(
