@@ -57,6 +57,10 @@ from mha_export.report.records import ExportRecord, VariantRecord, read_export
 from mha_export.targets._capabilities import shipped
 
 MODEL = "model"
+_ATTENTION = frozenset(
+    {"Attention", "MultiHeadAttention", "GroupQueryAttention", "MatMul", "Softmax"}
+)
+"""Ops that compute attention; what prepares a mask or a shape may stay on the CPU."""
 LICENSES = "licenses"
 
 
@@ -261,7 +265,9 @@ class _Maker:
             nodes=count_nodes(model),
             forms=Counter(site.form or "as exported" for site in variant.sites.values()),
             attention_nodes=tuple(
-                node.name or "" for node in model.graph if "mha_export.site" in node.metadata_props
+                node.name or ""
+                for node in model.graph
+                if "mha_export.site" in node.metadata_props and node.op_type in _ATTENTION
             ),
             runs_on=runs_on(
                 variant.target, opset=opsets.get("", 0), ir_version=int(model.ir_version)
