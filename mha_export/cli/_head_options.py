@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import click
 
 from mha_export.cli._options import seed_option
 
-F = TypeVar("F")
+F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
 def data_options(command: F) -> F:

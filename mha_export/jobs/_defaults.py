@@ -1,8 +1,8 @@
 """Which forms come first where nobody says: a target's own order, and what was measured to beat it.
 
 On ONNX Runtime's CPU provider and on OpenVINO a long causal prompt of a known length takes half to
-four fifths of the time in query tiles that the op these targets are given first takes, and a step of
-one query is fastest with the queries of a group as rows (docs/speed.md).
+four fifths of the time in query tiles that the op these targets are given first takes, and a step
+of one query is fastest with the queries of a group as rows (docs/speed.md).
 Where the length is a symbol the workload is unknown, and the target's order stays: ``tune`` knows.
 """
 

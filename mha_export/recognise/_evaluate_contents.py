@@ -296,9 +296,9 @@ def _einsum(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
 
 def _gemm(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
     a, b, c = (*inputs, None)[:3]
-    a = a.T if attributes.get("transA", 0) else a  # type: ignore[union-attr]
-    b = b.T if attributes.get("transB", 0) else b  # type: ignore[union-attr]
-    product = attributes.get("alpha", 1.0) * (a @ b)  # type: ignore[operator]
+    a = a.T if attributes.get("transA", 0) else a
+    b = b.T if attributes.get("transB", 0) else b
+    product = attributes.get("alpha", 1.0) * (a @ b)
     return (product if c is None else product + attributes.get("beta", 1.0) * c,)
 
 

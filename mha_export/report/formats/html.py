@@ -99,7 +99,14 @@ def _context(report: Report) -> dict[str, Any]:
 def _title(report: Report) -> str:
     names = list(dict.fromkeys(entry.result.model for entry in report.entries))
     if not names:
-        names = list(dict.fromkeys(r.model.name for r in (*report.heads, *report.surgeries)))
+        names = list(
+            dict.fromkeys(
+                [
+                    *(record.model.name for record in report.heads),
+                    *(record.model.name for record in report.surgeries),
+                ]
+            )
+        )
     if not names:
         return "Capabilities" if report.doctors else "Nothing was run"
     return (
