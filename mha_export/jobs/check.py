@@ -10,7 +10,7 @@ from typing import Any
 from mha_export import report
 from mha_export.errors import InputError
 from mha_export.jobs._progress import Progress, silent
-from mha_export.jobs._result import OK, JobResult, worst
+from mha_export.jobs._result import JobResult, worst
 from mha_export.jobs._settings import ExportSettings, SourceSettings, split_settings
 from mha_export.jobs._store import MANIFEST, PORTABLE, check_folder
 from mha_export.jobs.export import export_model
@@ -102,7 +102,7 @@ def _as_it_is(
     document = read_export(folder / MANIFEST).to_json()
     check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
-    return JobResult(document=document, exit_code=OK, notices=(), files=())
+    return JobResult(document=document, files=(folder / MANIFEST,))
 
 
 def _reports(out: Path, results: Path) -> tuple[list[Path], list[str]]:

@@ -14,7 +14,7 @@ from mha_export.recognise._lift import channels_of
 from mha_export.recognise._probabilities import Use, Weighted, read_weighted
 from mha_export.recognise._roles import Atom, Roles
 from mha_export.recognise._scene import Scene
-from mha_export.recognise._score_steps import Scores
+from mha_export.recognise._score_steps import Scores, Term, Weighting
 from mha_export.recognise._scores import read_scores
 from mha_export.recognise._site import Reason
 
@@ -157,7 +157,8 @@ def read_draft(
 def _cuts(scores: Scores, scene: Scene) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """How what meets the scores cuts each of their axes: windows of a batch, rows of an image."""
     found = []
-    for step in (*scores.terms, *scores.weightings):
+    steps: tuple[Term | Weighting, ...] = (*scores.terms, *scores.weightings)
+    for step in steps:
         dims = scene.dims(step.level)
         pieces = None if dims is None else split_by_axis(step.level_view, dims)
         if pieces is not None:

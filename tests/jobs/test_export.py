@@ -222,7 +222,7 @@ def test_the_dtype_of_a_variant_is_that_of_its_model(encoder: Path, tmp_path: Pa
 
 
 def test_every_precision_asked_of_a_target_can_veto_a_form() -> None:
-    one, *more = _destinations(["openvino:bf16", "openvino:f32", "cpu"], None)
+    one, *more = _destinations(["openvino:bf16", "openvino:f32", "cpu"], ExportSettings())
     assert one.precisions == ("bf16", "f32")
     assert [other.name for other in more] == ["cpu"]
 
