@@ -43,6 +43,7 @@ from mha_export.cli._terminal import (
     "--shortlist", default=12, show_default=True, type=click.IntRange(0),
     help="Heads tried at each greedy step; 0: all.",
 )  # fmt: skip
+@click.option("--time", is_flag=True, help="Time the model before and after, in turn, on cpu.")
 @data_options
 @output_option("Model to write, .onnx; its record goes beside it as .json.")
 @source_options
@@ -58,7 +59,7 @@ def command(ctx: click.Context, /, model: str, output: Path, as_json: bool, **op
     from mha_export.jobs import PruneGoal, SourceSettings, prune_model
 
     names = ("fraction", "min_quality", "max_latency_ms", "order", "unit", "compare", "fold",
-             "shortlist")  # fmt: skip
+             "shortlist", "time")  # fmt: skip
     named = options.pop("heads")
     goal = PruneGoal(
         heads=tuple(part.strip() for part in named.split(",") if part.strip()) if named else (),

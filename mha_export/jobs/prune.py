@@ -51,6 +51,7 @@ class PruneGoal:
         compare: also follow the other order, for the curve.
         fold: the mean contribution of a layer that loses all heads goes into its bias.
         shortlist: heads tried at each greedy step; 0: all.
+        time: also time the model as it was and as it is written, in turn, on cpu.
     """
 
     heads: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class PruneGoal:
     compare: bool = False
     fold: bool = True
     shortlist: int = SHORTLIST
+    time: bool = False
 
     def __post_init__(self) -> None:
         stated = [
@@ -113,6 +115,9 @@ def prune_model(
     pruned = _folded(opened, plain) if goal.fold else plain
     after = head_model(recognise(pruned.model))
     quality = search.quality_of(pruned)
+    if goal.time:
+        progress("timing")
+        search.latency = _timed(opened, pruned)
     record, files = written(
         opened,
         options,

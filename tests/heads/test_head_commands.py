@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 from click.testing import CliRunner
 
 from mha_export.cli._group import cli
 from mha_export.errors import MhaExportError
+from mha_export.heads.surgery import Pruned
 from mha_export.jobs import HeadOptions, PruneGoal, prune_model, regroup_model
 from mha_export.report.records import HeadsRecord, SurgeryRecord, read_record
 
@@ -73,6 +77,50 @@ def test_prune_to_a_quality(encoder_file: Path, encoder_data: Path, tmp_path: Pa
     assert all(point["quality"] < 0.2 for point in points[kept:])
 
 
+def one_ms_a_head(opened: object, pruned: Pruned) -> dict[str, float]:
+    """In place of a clock: the whole encoder takes 10 ms, and each head that goes saves one."""
+    return {"original": 10.0, "pruned": 10.0 - len(pruned.removed)}
+
+
+@pytest.mark.parametrize("goal", [9.0, 8.5, 7.0])
+def test_prune_to_a_latency_removes_no_more_than_it_must(
+    goal: float, encoder_file: Path, encoder_data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("mha_export.jobs.prune._timed", one_ms_a_head)
+    result = prune_model(
+        encoder_file,
+        goal=PruneGoal(max_latency_ms=goal),
+        options=HeadOptions(data=encoder_data),
+        output=tmp_path / "p.onnx",
+    )
+    removed = math.ceil(10.0 - goal)
+    assert result.document["heads_after"] == 4 - removed
+    assert result.document["latency_ms"] == {"original": 10.0, "pruned": 10.0 - removed}
+
+
+def test_a_latency_out_of_reach(
+    encoder_file: Path, encoder_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mha_export.jobs.prune._timed", one_ms_a_head)
+    with pytest.raises(MhaExportError, match="with 3 heads gone the model still takes 7 ms"):
+        prune_model(
+            encoder_file,
+            goal=PruneGoal(max_latency_ms=5.0),
+            options=HeadOptions(data=encoder_data),
+            output=tmp_path / "p.onnx",
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_prune_times_both_models(encoder_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.onnx"
+    run("prune", encoder_file, "--heads", "0:1", "--time", "-o", out)
+    record = read_record(out.with_suffix(".json"), SurgeryRecord)
+    assert set(record.latency_ms) == {"original", "pruned"}
+    assert all(value > 0 for value in record.latency_ms.values())
+
+
 def test_regroup_tells_the_cache(encoder_file: Path, encoder_data: Path, tmp_path: Path) -> None:
     result = regroup_model(
         encoder_file,
@@ -125,6 +173,40 @@ def test_data_without_an_input(encoder_file: Path, tmp_path: Path) -> None:
         CliRunner().invoke(
             cli, ["heads", str(encoder_file), "--data", str(data)], catch_exceptions=False
         )
+
+
+REFUSED_SOFTMAX = """
+<ir_version: 10, opset_import: ["" : 18]>
+g (float[1,4,8] x, float[8,8] q, float[8,8] k, float[8,8] v) => (float[1,4,8] y) {
+  queries = MatMul(x, q)
+  keys = MatMul(x, k)
+  values = MatMul(x, v)
+  columns = Transpose<perm=[0,2,1]>(keys)
+  scores = MatMul(queries, columns)
+  waves = Sin(scores)
+  weights = Softmax<axis=-1>(waves)
+  y = MatMul(weights, values)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["prune", "--heads", "0:0"], ["prune", "--fraction", "0.5"], ["regroup", "--kv-heads", "1"]],
+    ids=" ".join,
+)
+def test_a_refused_softmax_is_refused_with_its_reason(arguments: list[str], tmp_path: Path) -> None:
+    model = tmp_path / "in.onnx"
+    onnx.save(onnx.parser.parse_model(REFUSED_SOFTMAX), model)
+    command, *options = arguments
+    with pytest.raises(MhaExportError, match="scores-not-a-product") as caught:
+        CliRunner().invoke(
+            cli,
+            [command, str(model), *options, "-o", str(tmp_path / "x.onnx")],
+            catch_exceptions=False,
+        )
+    assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == [model]
 
 
 def test_a_layer_that_is_not_its_own(tmp_path: Path) -> None:
