@@ -164,7 +164,7 @@ def _surgery(record: SurgeryRecord) -> SurgeryView:
     ]
     if record.quality is not None:
         facts.append((record.quality_name or "quality", f"{record.quality:.4f}"))
-    facts += [(f"along the way, {name}", f"{v:.4f}") for name, v in record.quality_other.items()]
+    facts += [(f"quality, {name}", f"{v:.4f}") for name, v in record.quality_other.items()]
     if record.check_max_abs is not None:
         facts.append((f"from {record.check}", f"{record.check_max_abs:.2g} at most"))
     facts += [(f"median, {name}", f"{value:.3g} ms") for name, value in record.latency_ms.items()]
