@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +20,14 @@ from mha_export.heads.scoring import Scorer
 from mha_export.heads.search import Order, Step, Unit, curve, greedy, one_shot
 from mha_export.heads.surgery import Pruned, check_removal
 from mha_export.jobs._head_surgery import check_cases, check_output, require_equal, written
+from mha_export.jobs._head_timing import timed
 from mha_export.jobs._head_work import HeadOptions, Opened, gated_of, open_heads, scorers
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import JobResult
 from mha_export.jobs._settings import SourceSettings
-from mha_export.jobs._store import write_models
 from mha_export.jobs.heads import parse_head
-from mha_export.measure.latency import Contender, LatencySettings, measure_latency
-from mha_export.measure.model_inputs import ordinary_inputs
 from mha_export.recognise import recognise
 from mha_export.report.records import CurvePointRecord, SurgeryLayerRecord
-from mha_export.targets import CompileOptions, Program, TargetWorker
 
 SHORTLIST = 12
 """Heads tried at each greedy step: the ones that cost least when last tried."""
@@ -117,7 +113,7 @@ def prune_model(
     quality = search.quality_of(pruned)
     if goal.time:
         progress("timing")
-        search.latency = _timed(opened, pruned)
+        search.latency = timed(opened, pruned)
     record, files = written(
         opened,
         options,
@@ -254,7 +250,7 @@ class _Search:
     def _median(self, units: Sequence[Unit]) -> float:
         removed = [head for unit in units for head in unit]
         self._progress(f"timing: {len(removed)} heads gone")
-        found = _timed(self.opened, without(self.opened.heads, removed))
+        found = timed(self.opened, without(self.opened.heads, removed))
         self.latency.setdefault("original", found["original"])
         return found["pruned"]
 
@@ -402,36 +398,3 @@ def _notes(pruned: Pruned) -> list[str]:
             what = f"a mean contribution of norm {size:.3g}" if size else "its output bias alone"
             notes.append(f"layer {layer.layer} ({layer.id}) has no heads left: it adds {what}")
     return notes
-
-
-def _timed(opened: Opened, pruned: Pruned) -> dict[str, float]:
-    """Medians on cpu, in turn, of the model as it was and without heads."""
-    models = {"original": opened.heads.model, "pruned": pruned.model}
-    with tempfile.TemporaryDirectory(prefix="mha_export-", ignore_cleanup_errors=True) as folder:
-        write_models(Path(folder), models, standalone=False)
-        contenders = []
-        workers = []
-        try:
-            for name, model in models.items():
-                worker = TargetWorker("cpu")
-                workers.append(worker)
-                program = Program(graphs={"main": Path(folder) / f"{name}.onnx"})
-                built = Path(folder) / f"{name}.built"
-                built.mkdir()
-                compiled = worker.compile(program, CompileOptions(workdir=built))
-                loaded = worker.load("main")
-                for outcome in (compiled, loaded):
-                    if not outcome.ok:
-                        raise InputError(f"the {name} model can't be timed: {outcome.reason}")
-                case = ordinary_inputs(model)
-                contenders.append(Contender(name=name, worker=worker, inputs=case.inputs))
-            timings = measure_latency(contenders, settings=LatencySettings.quick())
-        finally:
-            for worker in workers:
-                worker.close()
-    found = {}
-    for name, timing in timings.items():
-        if timing.latency is None:
-            raise InputError(f"the {name} model can't be timed: {timing.problem}")
-        found[name] = timing.latency.p50
-    return found

@@ -87,7 +87,7 @@ def test_prune_to_a_latency_removes_no_more_than_it_must(
     goal: float, encoder_file: Path, encoder_data: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("mha_export.jobs.prune._timed", one_ms_a_head)
+    monkeypatch.setattr("mha_export.jobs.prune.timed", one_ms_a_head)
     result = prune_model(
         encoder_file,
         goal=PruneGoal(max_latency_ms=goal),
@@ -102,7 +102,7 @@ def test_prune_to_a_latency_removes_no_more_than_it_must(
 def test_a_latency_out_of_reach(
     encoder_file: Path, encoder_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mha_export.jobs.prune._timed", one_ms_a_head)
+    monkeypatch.setattr("mha_export.jobs.prune.timed", one_ms_a_head)
     with pytest.raises(MhaExportError, match="with 3 heads gone the model still takes 7 ms"):
         prune_model(
             encoder_file,
