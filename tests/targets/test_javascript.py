@@ -70,14 +70,21 @@ def test_every_type_travels_both_ways(target, precision, program, needs_target) 
         assert worker.run(FEEDS).ok, "an error is not the end of the session"
 
 
-def test_a_refused_graph_is_told_in_the_runtimes_words(tmp_path, needs_target) -> None:
-    needs_target("node")
+@pytest.mark.parametrize("target", ["node", "wasm", "browser"])
+def test_a_refused_graph_is_told_in_the_runtimes_words_and_spoils_nothing(
+    target, tmp_path, program, needs_target
+) -> None:
+    needs_target(target)
     path = tmp_path / "bad.onnx"
     onnx.save(onnx.parser.parse_model(ONE_NODE % "Nope"), path)
-    with TargetWorker("node") as worker:
-        outcome = worker.compile(Program(graphs={"main": path}))
-    assert outcome.kind == "error"
-    assert "Nope" in outcome.reason
+    with TargetWorker(target) as worker:
+        worker.compile(program).unwrap()
+        worker.run(FEEDS).unwrap()
+        outcomes = [worker.compile(Program(graphs={"main": path})) for _ in range(2)]
+        worker.compile(program).unwrap()
+        worker.run(FEEDS).unwrap()
+    assert [outcome.kind for outcome in outcomes] == ["error", "error"]
+    assert all("Nope" in outcome.reason for outcome in outcomes)
 
 
 def test_sessions_take_turns_in_one_process(tmp_path, needs_target) -> None:

@@ -27,7 +27,9 @@ globalThis.load = async ({ webgpu, threads = 1, verbose = false }) => {
   ort.env.wasm.numThreads = threads;
   if (verbose) ort.env.logLevel = "verbose";
   const started = performance.now();
-  await session?.release();
+  const before = session;
+  session = undefined; // a model that is refused leaves none behind to release again
+  await before?.release();
   session = await ort.InferenceSession.create("/model.onnx", {
     executionProviders: [webgpu ? "webgpu" : "wasm"],
     graphOptimizationLevel: "all",
