@@ -18,10 +18,17 @@ from mha_export.cli.prune import show_surgery
 @click.option("--kv-heads", type=int, required=True, metavar="N", help="Key/value heads a layer.")
 @click.option(
     "--grouping",
-    type=click.Choice(["similar", "contiguous"]),
-    default="similar",
+    type=click.Choice(["auto", "similar", "contiguous"]),
+    default="auto",
     show_default=True,
-    help="Which heads are averaged: those alike, or those next to each other.",
+    help="Which heads are averaged: those alike, those next to each other, or whichever of the two "
+    "is better on the data (without data: those alike).",
+)
+@click.option(
+    "--align/--no-align",
+    default=True,
+    show_default=True,
+    help="Turn the heads of a group towards one another before they are averaged.",
 )
 @data_options
 @output_option("Model to write, .onnx; its record goes beside it as .json.")
@@ -34,6 +41,7 @@ def command(
     model: str,
     kv_heads: int,
     grouping: Any,
+    align: bool,
     output: Path,
     as_json: bool,
     **options: Any,
@@ -52,6 +60,7 @@ def command(
             model,
             kv_heads=kv_heads,
             grouping=grouping,
+            align=align,
             options=chosen,
             output=output,
             settings=SourceSettings(**options),

@@ -113,7 +113,14 @@ def _call_factory(path: Path, factory: str) -> tuple[Any, Mapping[str, Any]]:
         ) from error
     finally:
         sys.modules.pop(module_name, None)
-    return made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+    if not isinstance(made, tuple) or len(made) != 2:
+        return made, {}
+    if not isinstance(made[1], Mapping):
+        raise InputError(
+            f"{path}:{factory}: its inputs are a {type(made[1]).__name__}, expected a dict",
+            fix="return (module, {input name: value})",
+        )
+    return made
 
 
 def _with_inputs(options: SourceOptions, given: Mapping[str, Any]) -> SourceOptions:

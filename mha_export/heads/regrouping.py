@@ -1,8 +1,9 @@
 """Fewer key/value heads: the cache divided by h/g, the weights by averaging (Ainslie et al. 2023).
 
 Query heads that are to share keys and values are put next to each other first, an exact
-permutation of the heads through W_O; then each group's key heads and value heads are averaged,
-weights and biases. Which heads go together is chosen by how alike their keys and values are, or
+permutation of the heads through W_O; the heads of a group are turned towards one another, exact as
+well (:mod:`mha_export.heads.alignment`); then each group's key heads and value heads are averaged,
+weights and biases. Which heads go together is chosen by what averaging them loses (``similar``), or
 taken as they stand (``contiguous``, what the paper does). The reverse, repeating key/value heads
 until every query head has its own, is exact.
 
@@ -24,6 +25,7 @@ from mha_export.errors import InputError
 from mha_export.heads._affine import Affine, Floats
 from mha_export.heads._layers import HeadModel, Layer
 from mha_export.heads._rebuild import Rewiring, rebuilt
+from mha_export.heads.alignment import distances, stacked, turned
 
 Grouping = Literal["similar", "contiguous"]
 Groups = tuple[tuple[int, ...], ...]
@@ -43,7 +45,9 @@ class Regrouped:
     spread: Mapping[int, float]
 
 
-def regroup(heads: HeadModel, kv_heads: int, *, grouping: Grouping = "similar") -> Regrouped:
+def regroup(
+    heads: HeadModel, kv_heads: int, *, grouping: Grouping = "similar", align: bool = True
+) -> Regrouped:
     """The model with ``kv_heads`` key/value heads in every layer.
 
     Args:
@@ -51,6 +55,7 @@ def regroup(heads: HeadModel, kv_heads: int, *, grouping: Grouping = "similar") 
         kv_heads: fewer than now: averaged; more: repeated. A divisor of the query heads, and of
             the key/value heads there are or a multiple of them.
         grouping: which heads to average.
+        align: turn the heads of a group towards one another first.
 
     Errors:
         InputError: a layer that can't be changed, a number that doesn't divide, or no change.
@@ -67,12 +72,13 @@ def regroup(heads: HeadModel, kv_heads: int, *, grouping: Grouping = "similar") 
         if kv_heads > now:
             chosen: Groups = tuple((head // (kv_heads // now),) for head in range(kv_heads))
         elif grouping == "similar":
-            chosen = similar_groups(_vectors(layer), kv_heads)
+            chosen = similar_groups(distances(layer, align=align), kv_heads)
         else:
             chosen = contiguous_groups(now, kv_heads)
+        ready = turned(layer, chosen) if align and kv_heads < now else layer
         groups[layer.number] = chosen
-        spread[layer.number] = spread_of(_vectors(layer), chosen)
-        changes.append(_rewired(layer, chosen))
+        spread[layer.number] = spread_of(_vectors(ready), chosen)
+        changes.append(_rewired(ready, chosen))
     if not changes:
         raise InputError(
             f"every layer has {kv_heads} key/value heads already", fix="give another --kv-heads"
@@ -103,16 +109,16 @@ def contiguous_groups(now: int, wanted: int) -> Groups:
     return tuple(tuple(range(start, start + size)) for start in range(0, now, size))
 
 
-def similar_groups(vectors: Floats, wanted: int) -> Groups:
+def similar_groups(apart: Floats, wanted: int) -> Groups:
     """Groups of one size whose members are alike: least squared distance to their mean.
+
+    ``apart`` [h, h] holds the squared distances between two heads.
 
     Each group grows around the head farthest from all others by its nearest neighbours; then pairs
     of heads of different groups change places as long as that helps.
     """
-    count = len(vectors)
+    count = len(apart)
     size = count // wanted
-    squares = (vectors**2).sum(1)
-    apart = np.maximum(squares[:, None] + squares[None, :] - 2 * vectors @ vectors.T, 0.0)
     starts = [contiguous_groups(count, wanted), _grown(apart, wanted, size)]
     settled = [_swapped(apart, [list(group) for group in start]) for start in starts]
     best = min(settled, key=lambda groups: _cost(apart, groups))
@@ -155,8 +161,7 @@ def _vectors(layer: Layer) -> Floats:
     parts = []
     for part in (layer.key, layer.value):
         assert part is not None
-        weight = np.concatenate([part.weight, part.bias[None]]).swapaxes(0, 1)
-        flat = weight.reshape(len(weight), -1)
+        flat = stacked(part).reshape(part.weight.shape[1], -1)
         parts.append(flat / max(float(np.sqrt((flat**2).sum())), 1e-30))
     return np.concatenate(parts, axis=1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from mha_export.heads import Regrouped, head_model, regroup
 from mha_export.heads.checking import difference_from_original
@@ -19,6 +19,8 @@ from mha_export.jobs.prune import fitting
 from mha_export.recognise import recognise
 from mha_export.report.records import SurgeryLayerRecord
 
+Choice = Literal["auto", "similar", "contiguous"]
+
 
 def regroup_model(
     source: Any,
@@ -26,14 +28,16 @@ def regroup_model(
     kv_heads: int,
     options: HeadOptions,
     output: str | Path,
-    grouping: Grouping = "similar",
+    grouping: Choice = "auto",
+    align: bool = True,
     settings: SourceSettings | None = None,
     progress: Progress = silent,
 ) -> JobResult:
     """Average (or repeat) key/value heads in every layer, and write the model and its record.
 
-    With data the quality of both groupings is told. Repeated heads are proven equal to the
-    original first.
+    With data both groupings are made and the quality of both is told; ``auto`` writes the better
+    one. Without data ``auto`` is ``similar``, and a note says that nothing was compared. Repeated
+    heads are proven equal to the original first. ``align``: see :func:`regroup`.
 
     Errors:
         InputError: bad model or data, a layer that can't be changed, a number that doesn't divide.
@@ -43,7 +47,8 @@ def regroup_model(
     check_output(output)
     opened = open_heads(source, settings or SourceSettings(), options, progress)
     progress("regrouping")
-    found = regroup(opened.heads, kv_heads, grouping=grouping)
+    first: Grouping = "similar" if grouping == "auto" else grouping
+    found = regroup(opened.heads, kv_heads, grouping=first, align=align)
     exact = all(len(groups) > _before(opened, number) for number, groups in found.groups.items())
     difference = None
     if exact:
@@ -52,18 +57,24 @@ def regroup_model(
             opened.heads, found.model, origins, check_cases(opened, options), opened.evaluator
         )
         require_equal(difference, "the original")
+    judged: dict[Grouping, float] = {}
     quality: float | None = None
-    other: dict[str, float] = {}
     measure: Measure | None = None
     if opened.samples is not None:
         progress("quality on the data")
         _, judge = scorers(opened, options, gated_of(opened, options))
         measure = judge.measure
-        quality = _quality(opened, judge, found)
-        if not exact:
-            second: Grouping = "contiguous" if grouping == "similar" else "similar"
-            rival = regroup(opened.heads, kv_heads, grouping=second)
-            other = {grouping: quality, second: _quality(opened, judge, rival)}
+        quality = judged[first] = _quality(opened, judge, found)
+        for second in () if exact else get_args(Grouping):
+            if second == first:
+                continue
+            rival = regroup(opened.heads, kv_heads, grouping=second, align=align)
+            judged[second] = _quality(opened, judge, rival)
+            if grouping == "auto" and judged[second] > quality:
+                first, found, quality = second, rival, judged[second]
+    notes = tuple(opened.loaded.notes)
+    if grouping == "auto" and not exact and not judged:
+        notes += ("groups of similar weights were averaged; without --data no other was compared",)
     record, files = written(
         opened,
         options,
@@ -71,16 +82,16 @@ def regroup_model(
         head_model(recognise(found.model)),
         output,
         kind="regroup",
-        how="repeated" if exact else f"averaged in {grouping} groups",
+        how="repeated" if exact else f"averaged in {first} groups" + (", aligned" if align else ""),
         layers=tuple(_layers(opened, found)),
         heads_after=sum(layer.heads for layer in opened.heads.layers),
         loss=None if measure is None else measure.name,
         quality_name=None if measure is None else measure.quality_name,
         quality=quality,
-        quality_other=other,
+        quality_other={} if exact else judged,
         check="the original" if exact else None,
         check_max_abs=difference,
-        notes=opened.loaded.notes,
+        notes=notes,
     )
     return JobResult(document=record.to_json(), notices=record.notes, files=files)
 

@@ -38,6 +38,9 @@ def verdict_of(report: Report) -> Verdict:
     machines = len({entry.machine.id for entry in report.entries}) or len(report.runs)
     run = f"{plural(len(report.entries), 'result')} on {plural(machines, 'machine')}"
     listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+    other = _beside_results(report)
+    if not report.entries and other:
+        run, listed = other, "nothing was run on a target"
     line = f"{'FAIL' if bad or regressions else 'PASS'} {run}: {listed or 'nothing was run'}"
     if bad:
         names = dict.fromkeys(f"{entry.result.model} on {entry.target}" for entry in bad)
@@ -47,6 +50,22 @@ def verdict_of(report: Report) -> Verdict:
     if report.damaged:
         line += f"; {plural(len(report.damaged), 'damaged file')} left out"
     return Verdict(line=line, exit_code=1 if bad or regressions else 0, counts=counts)
+
+
+def _beside_results(report: Report) -> str:
+    """What a report holds that no target ran."""
+    heads = {
+        record.model.sha256: sum(len(layer.heads) for layer in record.layers)
+        for record in report.heads
+    }
+    parts = []
+    if heads:
+        parts.append(
+            f"{plural(sum(heads.values()), 'head')} of {plural(len(heads), 'model')} analysed"
+        )
+    if report.surgeries:
+        parts.append(f"{plural(len(report.surgeries), 'model')} with other heads")
+    return ", ".join(parts)
 
 
 def bad_entries(report: Report) -> list[Entry]:

@@ -130,7 +130,97 @@ def test_regroup_tells_the_cache(encoder_file: Path, encoder_data: Path, tmp_pat
     )
     document = result.document
     assert document["cache_bytes_before"] == 2 * document["cache_bytes_after"]
+    assert document["quality"] == max(document["quality_other"].values())
     assert set(document["quality_other"]) == {"similar", "contiguous"}
+
+
+@pytest.mark.parametrize("better", ["similar", "contiguous"])
+def test_regroup_writes_the_better_grouping(
+    better: str, encoder_file: Path, encoder_data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whichever it is: the quality of a grouping is made up by which heads it averages."""
+    next_to_each_other = ((0, 1), (2, 3))
+    apart = ((0, 2), (1, 3))
+    monkeypatch.setattr("mha_export.heads.regrouping.similar_groups", lambda *_: apart)
+    monkeypatch.setattr(
+        "mha_export.jobs.regroup._quality",
+        lambda opened, judge, found: float(
+            (found.groups[0] == next_to_each_other) == (better == "contiguous")
+        ),
+    )
+    options = HeadOptions(data=encoder_data)
+    result = regroup_model(
+        encoder_file, kv_heads=2, options=options, output=tmp_path / "grouped.onnx"
+    )
+    document = result.document
+    assert document["quality"] == 1.0
+    assert better in document["how"]
+    (layer,) = document["layers"]
+    expected = next_to_each_other if better == "contiguous" else apart
+    assert tuple(map(tuple, layer["groups"])) == expected
+
+
+def test_regroup_without_data_says_what_was_averaged(encoder_file: Path, tmp_path: Path) -> None:
+    output = run("regroup", encoder_file, "--kv-heads", 2, "-o", tmp_path / "grouped.onnx")
+    assert "averaged in similar groups" in output
+    assert "no other was compared" in output
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(50, 32)
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        b, s, _ = x.shape
+        q, k, v = (p(x).view(b, s, 4, 8).transpose(1, 2) for p in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o(y.transpose(1, 2).reshape(b, s, 32))
+
+def pair():
+    return Layer().eval(), {"input_ids": torch.randint(0, 50, (2, 6))}
+
+def unnamed():
+    return Layer().eval(), (torch.randint(0, 50, (2, 6)),)
+"""
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> Path:
+    path = tmp_path / "layers.py"
+    path.write_text(FACTORY, encoding="utf-8")
+    return path
+
+
+def test_heads_of_a_torch_module(factory: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("jinja2")
+    data, out = tmp_path / "ids.jsonl", tmp_path / "heads.json"
+    rows = ([1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11, 12])
+    data.write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows), "utf-8")
+    run("heads", f"{factory}:pair", "--trust-code", "--data", data, "-o", out)
+    record = read_record(out, HeadsRecord)
+    assert [len(layer.heads) for layer in record.layers] == [4]
+    assert all(head.importance for head in record.layers[0].heads)
+    line = run("report", out, "-o", tmp_path / "heads.html").splitlines()[0]
+    assert line == "PASS 4 heads of 1 model analysed: nothing was run on a target"
+
+
+def test_inputs_of_a_torch_module_need_names(factory: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(MhaExportError, match=r"inputs are a tuple") as caught:
+        CliRunner().invoke(
+            cli, ["inspect", f"{factory}:unnamed", "--trust-code"], catch_exceptions=False
+        )
+    assert caught.value.exit_code == 2
 
 
 BAD = [

@@ -136,7 +136,8 @@ def test_alike_heads_are_grouped() -> None:
     centres = draw.standard_normal((3, 16))
     order = [0, 2, 1, 2, 0, 1]
     vectors = centres[order] + 0.01 * draw.standard_normal((6, 16))
-    assert similar_groups(vectors, 3) == ((0, 4), (1, 3), (2, 5))
+    apart = ((vectors[:, None] - vectors[None]) ** 2).sum(-1)
+    assert similar_groups(apart, 3) == ((0, 4), (1, 3), (2, 5))
 
 
 def test_ranks_of_ties_are_shared() -> None:

@@ -10,13 +10,15 @@ import pytest
 from mha_export.errors import InputError
 from mha_export.evaluator import Evaluator
 from mha_export.heads import HeadModel, head_model, prune, regroup, with_gates
+from mha_export.heads._rebuild import rebuilt
+from mha_export.heads.alignment import turned
 from mha_export.heads.checking import (
     TOLERANCE,
     difference_from_gated,
     difference_from_original,
     runnable,
 )
-from mha_export.heads.regrouping import cache_bytes
+from mha_export.heads.regrouping import _rewired, cache_bytes, contiguous_groups
 from mha_export.measure.model_inputs import cases_at_traced_sizes, model_cases
 from mha_export.recognise import recognise
 from mha_export.targets import evaluator_of
@@ -157,3 +159,33 @@ def test_all_heads_of_all_layers(heads_of: Read) -> None:
 def test_a_number_that_does_not_divide(wanted: int, heads_of: Read) -> None:
     with pytest.raises(InputError, match="doesn't divide"):
         regroup(heads_of("gpt2_kv-sdpa"), wanted)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *EVERYDAY,
+        # the padding of mha_kpm_nw's inputs leaves no finite number to compare
+        *(pytest.param(n, marks=pytest.mark.slow) for n in FURTHER if n != "mha_kpm_nw"),
+    ],
+)
+def test_turned_heads_run_as_the_original(name: str, heads_of: Read, evaluator: Evaluator) -> None:
+    """Masks and biases that depend on the queries, sinks and caches included."""
+    heads = heads_of(name)
+    changes = []
+    for layer in heads.layers:
+        count = layer.spec.kv_heads
+        ready = turned(layer, [tuple(range(count))])
+        changes.append(_rewired(ready, contiguous_groups(count, count)))
+    model, inputs = rebuilt(heads, changes), inputs_of(heads)
+    wanted = [str(value.name) for value in heads.model.graph.outputs]
+    compared = 0
+    for given in inputs:
+        if any("past" in key and array.size for key, array in given.items()):
+            continue  # a past is in the basis of the model that made it
+        before, after = evaluator.run(heads.model, given), evaluator.run(model, given)
+        for output in wanted:
+            if "present" not in output:
+                np.testing.assert_allclose(after[output], before[output], rtol=0, atol=TOLERANCE)
+                compared += int(np.isfinite(before[output]).sum())
+    assert compared

@@ -11,9 +11,13 @@ import pytest
 from mha_export.report import Report, changes_between, merge, open_report, verdict_of
 from mha_export.report._figures import figure, milliseconds, ratio
 from mha_export.report.records import (
+    HeadRecord,
+    HeadsRecord,
     LatencyRecord,
+    LayerHeadsRecord,
     Loaded,
     MachineRecord,
+    ModelRecord,
     ParityRecord,
     PlacementRecord,
     RatioRecord,
@@ -84,6 +88,23 @@ def test_the_exit_code_follows_the_statuses(status: str, code: int) -> None:
     assert verdict.exit_code == code
     assert verdict.line.startswith("FAIL" if code else "PASS")
     assert f"1 {status}" in verdict.line
+
+
+def test_a_report_of_heads_alone_says_what_it_holds() -> None:
+    model = ModelRecord(name="m", sha256="0" * 64)
+    layer = LayerHeadsRecord(
+        layer=0, site="a", q_heads=2, kv_heads=2, heads=(HeadRecord(head=0), HeadRecord(head=1))
+    )
+    heads = HeadsRecord(
+        machine=MACHINE, model=model, data="d", samples=1, tokens=1, layers=(layer,)
+    )
+    empty = ResultsRecord(machine=MACHINE)
+    alone = merge(Loaded(results=((Path("h.json"), dataclasses.replace(empty, heads=(heads,))),)))
+    verdict = verdict_of(alone)
+    assert verdict.ok
+    assert verdict.line == "PASS 2 heads of 1 model analysed: nothing was run on a target"
+    nothing = merge(Loaded(results=((Path("r.json"), empty),)))
+    assert verdict_of(nothing).line == "PASS 0 results on 1 machine: nothing was run"
 
 
 def test_a_regression_fails_a_report_of_passes() -> None:

@@ -115,7 +115,7 @@ class SurgeryRecord(Record):
 
     Attributes:
         quality: of the written model, on samples the search did not see where there are enough.
-        quality_other: of the other way, ``one-shot`` or ``contiguous``, at the same size.
+        quality_other: of the other order of removing, or of both groupings, at the same size.
         check_max_abs: largest difference of the written model from the gated one (prune) or from
             the original (exact regrouping); None where there is nothing to be equal to.
         latency_ms: median of the original and of the written model where a goal was set.
