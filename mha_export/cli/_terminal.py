@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from mha_export.jobs import Progress
+    import click
+
+    from mha_export.jobs import JobResult, Progress
 
 STATUS_STYLE = {
     "pass": "green",
@@ -66,6 +68,21 @@ def print_line(text: str) -> None:
 def print_notice(text: str) -> None:
     """Something a person should know that is not a result: stderr."""
     sys.stderr.write(text + "\n")
+
+
+def finish(
+    ctx: click.Context, result: JobResult, *, as_json: bool, show: Callable[[dict[str, Any]], None]
+) -> NoReturn:
+    """End a command: notices to stderr; the document, or ``show`` and the files written."""
+    for notice in result.notices:
+        print_notice(notice)
+    if as_json:
+        print_json(result.document)
+    else:
+        show(result.document)
+        for file in result.files:
+            print_line(f"written to {file}")
+    ctx.exit(result.exit_code)
 
 
 def _write(text: str) -> None:

@@ -18,7 +18,7 @@ from mha_export.cli._options import (
     target_option,
     workload_options,
 )
-from mha_export.cli._terminal import print_json, print_line, print_notice, progress_shown
+from mha_export.cli._terminal import finish, print_line, progress_shown
 from mha_export.cli.export import show_export
 from mha_export.cli.run import show_results
 
@@ -59,14 +59,10 @@ def command(
         result = check_source(
             source, targets=targets, out=output, options=options, progress=progress
         )
-    for notice in result.notices:
-        print_notice(notice)
-    if as_json:
-        print_json(result.document)
-    else:
-        show_export(result.document["export"], output)
-        show_results(result.document["results"])
-        print_line(result.document["verdict"])
-        for file in result.files:
-            print_line(f"written to {file}")
-    ctx.exit(result.exit_code)
+    finish(ctx, result, as_json=as_json, show=lambda document: _show(document, output))
+
+
+def _show(document: dict[str, Any], folder: Path) -> None:
+    show_export(document["export"], folder)
+    show_results(document["results"])
+    print_line(document["verdict"])

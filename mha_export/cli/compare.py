@@ -14,9 +14,8 @@ from mha_export.cli._options import (
     workload_options,
 )
 from mha_export.cli._terminal import (
-    print_json,
+    finish,
     print_line,
-    print_notice,
     print_table,
     progress_shown,
 )
@@ -54,13 +53,7 @@ def command(
         result = compare_models(
             model_a, model_b, targets=targets, options=options, progress=progress
         )
-    for notice in result.notices:
-        print_notice(notice)
-    if as_json:
-        print_json(result.document)
-    else:
-        _show(result.document)
-    ctx.exit(result.exit_code)
+    finish(ctx, result, as_json=as_json, show=_show)
 
 
 def _show(document: dict[str, Any]) -> None:

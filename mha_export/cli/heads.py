@@ -10,9 +10,8 @@ import click
 from mha_export.cli._head_options import data_options, head_options
 from mha_export.cli._options import json_option, output_option, source_options
 from mha_export.cli._terminal import (
-    print_json,
+    finish,
     print_line,
-    print_notice,
     print_table,
     progress_shown,
 )
@@ -73,15 +72,7 @@ def command(
             settings=SourceSettings(**options),
             progress=progress,
         )
-    for notice in result.notices:
-        print_notice(notice)
-    if as_json:
-        print_json(result.document)
-    else:
-        _show(result.document)
-        for file in result.files:
-            print_line(f"written to {file}")
-    ctx.exit(result.exit_code)
+    finish(ctx, result, as_json=as_json, show=_show)
 
 
 def _show(document: dict[str, Any]) -> None:

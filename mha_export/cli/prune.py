@@ -10,9 +10,8 @@ import click
 from mha_export.cli._head_options import data_options, head_options
 from mha_export.cli._options import json_option, output_option, source_options
 from mha_export.cli._terminal import (
-    print_json,
+    finish,
     print_line,
-    print_notice,
     print_table,
     progress_shown,
 )
@@ -75,15 +74,7 @@ def command(ctx: click.Context, /, model: str, output: Path, as_json: bool, **op
             settings=SourceSettings(**options),
             progress=progress,
         )
-    for notice in result.notices:
-        print_notice(notice)
-    if as_json:
-        print_json(result.document)
-    else:
-        show_surgery(result.document)
-        for file in result.files:
-            print_line(f"written to {file}")
-    ctx.exit(result.exit_code)
+    finish(ctx, result, as_json=as_json, show=show_surgery)
 
 
 def show_surgery(document: dict[str, Any]) -> None:

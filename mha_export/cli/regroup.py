@@ -9,7 +9,7 @@ import click
 
 from mha_export.cli._head_options import data_options, head_options
 from mha_export.cli._options import json_option, output_option, source_options
-from mha_export.cli._terminal import print_json, print_line, print_notice, progress_shown
+from mha_export.cli._terminal import finish, progress_shown
 from mha_export.cli.prune import show_surgery
 
 
@@ -66,12 +66,4 @@ def command(
             settings=SourceSettings(**options),
             progress=progress,
         )
-    for notice in result.notices:
-        print_notice(notice)
-    if as_json:
-        print_json(result.document)
-    else:
-        show_surgery(result.document)
-        for file in result.files:
-            print_line(f"written to {file}")
-    ctx.exit(result.exit_code)
+    finish(ctx, result, as_json=as_json, show=show_surgery)

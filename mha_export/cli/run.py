@@ -17,9 +17,7 @@ from mha_export.cli._options import (
     workload_options,
 )
 from mha_export.cli._terminal import (
-    print_json,
-    print_line,
-    print_notice,
+    finish,
     print_table,
     progress_shown,
 )
@@ -61,15 +59,7 @@ def command(
             settings=RunSettings.from_options(**options),
             progress=progress,
         )
-    for notice in result.notices:
-        print_notice(notice)
-    if as_json:
-        print_json(result.document)
-    else:
-        show_results(result.document)
-        if output is not None:
-            print_line(f"written to {output}")
-    ctx.exit(result.exit_code)
+    finish(ctx, result, as_json=as_json, show=show_results)
 
 
 def show_results(document: dict[str, Any]) -> None:

@@ -8,9 +8,8 @@ import click
 
 from mha_export.cli._options import json_option, target_option
 from mha_export.cli._terminal import (
-    print_json,
+    finish,
     print_line,
-    print_notice,
     print_table,
     progress_shown,
 )
@@ -42,13 +41,7 @@ def command(
 
     with progress_shown() as progress:
         result = verify_bundle(bundle, targets=targets, files_only=files_only, progress=progress)
-    for notice in result.notices:
-        print_notice(notice)
-    if as_json:
-        print_json(result.document)
-    else:
-        _show(result.document)
-    ctx.exit(result.exit_code)
+    finish(ctx, result, as_json=as_json, show=_show)
 
 
 def _show(document: dict[str, Any]) -> None:
