@@ -179,14 +179,16 @@ def _tile(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
 
 
 def _pad(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
-    mode = attributes.get("mode", "constant")
-    if mode != "constant" or len(inputs) > 3:
-        raise NotImplementedError("Pad other than constant over all axes")
+    if attributes.get("mode", "constant") != "constant":
+        raise NotImplementedError("Pad other than constant")
+    data = inputs[0]
     pads = [int(n) for n in (inputs[1] if len(inputs) > 1 else attributes["pads"])]
-    rank = len(pads) // 2
     fill = inputs[2] if len(inputs) > 2 and inputs[2] is not None else attributes.get("value", 0)
-    widths = list(zip(pads[:rank], pads[rank:], strict=True))
-    return (np.pad(inputs[0], widths, constant_values=np.ravel(fill)[0]),)
+    axes = _axes(inputs, {}, 3) or range(data.ndim)
+    widths = [(0, 0)] * data.ndim
+    for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        widths[axis] = (before, after)
+    return (np.pad(data, widths, constant_values=np.ravel(fill)[0]),)
 
 
 def _trilu(inputs: Inputs, attributes: Attributes) -> Sequence[Array]:
@@ -381,7 +383,7 @@ CONTRIBUTED = frozenset({"SimplifiedLayerNormalization"})
 RULES: dict[str, Rule] = {**ELEMENTWISE, **STRUCTURAL, **ARITHMETIC}
 
 STEERING: dict[str, tuple[int, ...]] = {
-    "ConstantOfShape": (0,), "Expand": (1,), "Pad": (1,), "Range": (0, 1, 2), "ReduceL1": (1,),
+    "ConstantOfShape": (0,), "Expand": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "ReduceL1": (1,),
     "ReduceL2": (1,), "ReduceMax": (1,), "ReduceMean": (1,), "ReduceMin": (1,), "ReduceProd": (1,),
     "ReduceSum": (1,), "ReduceSumSquare": (1,), "Reshape": (1,), "Slice": (1, 2, 3, 4),
     "Split": (1,), "Squeeze": (1,), "Tile": (1,), "Trilu": (1,), "Unsqueeze": (1,), "CumSum": (1,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from mha_export.recognise._evaluate import Context
 
@@ -118,3 +119,32 @@ def test_shapes_known_elsewhere_are_taken_over(model: ir.Model) -> None:
     context.prefer(sizes, {named["h"]: (2, 5, 8)})
     assert context.sized(sizes).shape(named["heads"]) == (2, 5, 2, 4)
     assert context.memo["region sizes"] == sizes
+
+
+@pytest.mark.parametrize(
+    ("pads", "axes", "expected"),
+    [
+        ("0, 2", "-1", (2, 5)),
+        ("1, 0", "0", (3, 3)),
+        ("1, 0, 2, 3", "1, 0", (5, 6)),
+        ("1, 0, 2, 3", "0, 1", (5, 6)),
+    ],
+)
+def test_a_pad_of_some_axes_is_that_of_onnx(
+    pads: str, axes: str, expected: tuple[int, ...]
+) -> None:
+    count = len(axes.split(","))
+    model = ir.from_onnx_text(f"""
+<ir_version: 10, opset_import: ["" : 18]>
+g (float[2,3] x) => (float[a,b] y)
+<int64[{2 * count}] pads = {{{pads}}}, int64[{count}] axes = {{{axes}}}>
+{{
+  low = Constant<value_float = -9.0>()
+  y = Pad(x, pads, low, axes)
+}}""")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    y = values(model)["y"]
+    assert Context(model).sized({}).shape(y) == expected
+    found = Context(model).sized({}, {model.graph.inputs[0]: x}).array(y)
+    (wanted,) = ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})
+    np.testing.assert_array_equal(found, wanted)
