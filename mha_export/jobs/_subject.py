@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import onnx_ir as ir
 
-from mha_export.errors import InputError
 from mha_export.frontends import SourceOptions, open_source
+from mha_export.jobs._export_folder import ExportFolder, open_export
 from mha_export.jobs._store import ORIGINAL, PORTABLE, file_sha256
-from mha_export.report.records import ExportRecord, VariantRecord, read_export
+from mha_export.report.records import ExportRecord, VariantRecord
 from mha_export.targets import Available, TargetRequest, parse_targets
 
 
@@ -78,36 +78,22 @@ def open_subject(path: Path, targets: Sequence[str]) -> Subject:
 
 
 def _folder(path: Path, targets: Sequence[str]) -> Subject:
-    manifest = path / "export.json"
-    if not manifest.is_file():
-        raise InputError(
-            f"{path} is not an export folder: it has no export.json",
-            fix="make one with mha-export export SOURCE -o DIR, or give an .onnx file",
-        )
-    record = read_export(manifest)
-    original_file = path / f"{ORIGINAL}.onnx"
-    for needed in (original_file, *(path / variant.file for variant in record.variants)):
-        if not needed.is_file():
-            raise InputError(
-                f"{path}: {needed.name} is missing", fix="export again into this folder"
-            )
+    folder = open_export(path)
     return Subject(
-        name=record.model.name,
-        sha256=record.model.sha256,
-        original=open_source(original_file, SourceOptions()).model,
-        original_file=original_file,
-        candidates=tuple(_candidates(path, record, targets)),
-        export=record,
+        name=folder.record.model.name,
+        sha256=folder.record.model.sha256,
+        original=folder.original(),
+        original_file=folder.original_file,
+        candidates=tuple(_candidates(folder, targets)),
+        export=folder.record,
     )
 
 
-def _candidates(path: Path, record: ExportRecord, targets: Sequence[str]) -> list[Candidate]:
-    variants: dict[str, list[VariantRecord]] = {}
-    for variant in record.variants:
-        variants.setdefault(variant.target, []).append(variant)
+def _candidates(folder: ExportFolder, targets: Sequence[str]) -> list[Candidate]:
+    variants = folder.by_target()
     portable = variants.get(PORTABLE, [])
     if PORTABLE in targets and not portable:
-        raise _no_graph(path, PORTABLE, variants)
+        raise folder.no_graph(PORTABLE)
     named = [name for name in (targets or variants) if name != PORTABLE]
     # The portable graph alone: on every target found here, and beside it no graph of a target.
     requests = parse_targets(named or ["all"])
@@ -116,21 +102,13 @@ def _candidates(path: Path, record: ExportRecord, targets: Sequence[str]) -> lis
     for request in requests:
         own = variants.get(request.target.name, []) if named else []
         if not own and not portable and _can_run(request):
-            raise _no_graph(path, request.target.name, variants)
+            raise folder.no_graph(request.target.name)
         if own or not portable or not wants_portable:
-            found += [_candidate(path, request, each) for each in own or portable]
-            found += [] if own or portable else [_candidate(path, request, None)]
+            found += [_candidate(folder.path, request, each) for each in own or portable]
+            found += [] if own or portable else [_candidate(folder.path, request, None)]
         if (wants_portable or not own) and _can_run(request):
-            found += [_candidate(path, request, each) for each in portable]
+            found += [_candidate(folder.path, request, each) for each in portable]
     return _distinct(found)
-
-
-def _no_graph(path: Path, name: str, variants: Iterable[str]) -> InputError:
-    portable = "" if name == PORTABLE else " (or -t portable)"
-    return InputError(
-        f"{path} holds no graph for target {name}; it has {', '.join(sorted(variants))}",
-        fix=f"export again with -t {name}{portable}",
-    )
 
 
 def _candidate(path: Path, request: TargetRequest, variant: VariantRecord | None) -> Candidate:

@@ -39,11 +39,10 @@ from mha_export.bundle._generation import greedy_continuation
 from mha_export.bundle._mobile import write_mobile
 from mha_export.decode import CacheLayout
 from mha_export.errors import InputError
-from mha_export.frontends import SourceOptions, open_source
+from mha_export.jobs._export_folder import ExportFolder, open_export
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import JobResult
 from mha_export.jobs._store import (
-    ORIGINAL,
     PORTABLE,
     WEIGHTS,
     check_file,
@@ -53,7 +52,7 @@ from mha_export.jobs._store import (
     write_models,
 )
 from mha_export.jobs.inspect import count_nodes
-from mha_export.report.records import ExportRecord, VariantRecord, read_export
+from mha_export.report.records import VariantRecord
 from mha_export.targets._capabilities import shipped
 
 MODEL = "model"
@@ -175,17 +174,19 @@ class _Maker:
 
     def read(self, scratch: Path) -> None:
         """Take in the export: its record, its original and its variants."""
-        self._record = _export_record(self._source)
-        self._original = _open(self._source / f"{ORIGINAL}.onnx")
-        chosen = _chosen(self._record, self._settings.targets, self._source)
-        folder = {variant.target: self._source for variant in chosen}
-        if PORTABLE not in folder:
+        export = open_export(self._source)
+        self._record = export.record
+        self._original = export.original()
+        self._variants = _chosen(export, self._settings.targets)
+        self._models = {v.target: export.model_of(v) for v in self._variants}
+        if PORTABLE not in self._models:
             self._progress("making the portable variant")
-            chosen.append(_portable(self._source / f"{ORIGINAL}.onnx", scratch / "portable"))
-            folder[PORTABLE] = scratch / "portable"
-        chosen.sort(key=lambda variant: (preference(variant.target), variant.target))
-        self._variants = chosen
-        self._models = {v.target: _open(folder[v.target] / v.file) for v in chosen}
+            made = _portable(export.original_file, scratch / PORTABLE)
+            (variant,) = made.record.variants
+            self._variants.append(variant)
+            self._models[PORTABLE] = made.model_of(variant)
+        self._variants.sort(key=lambda variant: (preference(variant.target), variant.target))
+        self._models = {v.target: self._models[v.target] for v in self._variants}
         self._cache = CacheLayout.from_metadata(self._models[PORTABLE].metadata_props)
         self._check_same_interface()
         for target in self._settings.single_files:
@@ -322,45 +323,25 @@ class _Maker:
         return name
 
 
-def _export_record(source: Path) -> ExportRecord:
-    if not (source / "export.json").is_file():
+def _chosen(export: ExportFolder, targets: Sequence[str]) -> list[VariantRecord]:
+    graphs = {variant.target: variant for variant in export.record.variants}
+    if other := {v.graph for v in export.record.variants if v.graph != "main"}:
         raise InputError(
-            f"{source} is not an export folder: it has no export.json",
-            fix="make one with mha-export export SOURCE -o DIR",
-        )
-    record = read_export(source / "export.json")
-    for needed in (f"{ORIGINAL}.onnx", *(variant.file for variant in record.variants)):
-        if not (source / needed).is_file():
-            raise InputError(f"{source}: {needed} is missing", fix="export again into this folder")
-    return record
-
-
-def _open(path: Path) -> ir.Model:
-    return open_source(path, SourceOptions()).model
-
-
-def _chosen(record: ExportRecord, targets: Sequence[str], source: Path) -> list[VariantRecord]:
-    graphs = {variant.target: variant for variant in record.variants if variant.graph == "main"}
-    if other := {v.graph for v in record.variants if v.graph != "main"}:
-        raise InputError(
-            f"{source}: graphs {', '.join(sorted(other))} cannot be bundled",
+            f"{export.path}: graphs {', '.join(sorted(other))} cannot be bundled",
             fix="export one graph a target",
         )
     for target in targets:
         if target not in graphs and target != PORTABLE:
-            raise InputError(
-                f"{source} holds no graph for target {target}; it has {', '.join(sorted(graphs))}",
-                fix=f"export again with -t {target}",
-            )
+            raise export.no_graph(target)
     wanted = {*targets, PORTABLE} if targets else set(graphs)
     return [variant for name, variant in graphs.items() if name in wanted]
 
 
-def _portable(original: Path, out: Path) -> VariantRecord:
+def _portable(original: Path, out: Path) -> ExportFolder:
     from mha_export.jobs.export import export_model
 
-    result = export_model(original, targets=[PORTABLE], out=out)
-    return ExportRecord.from_json(result.document).variants[0]
+    export_model(original, targets=[PORTABLE], out=out)
+    return open_export(out)
 
 
 def _names(model: ir.Model) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mha_export import report
 from mha_export.errors import InputError
+from mha_export.jobs._export_folder import is_export, open_export
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import JobResult, worst
 from mha_export.jobs._settings import ExportSettings, SourceSettings, split_settings
@@ -16,7 +17,6 @@ from mha_export.jobs._store import MANIFEST, PORTABLE, check_folder
 from mha_export.jobs.export import export_model
 from mha_export.jobs.report import write_report
 from mha_export.jobs.run import RAW, run_models
-from mha_export.report.records import read_export
 
 _REPORTS = ("report.html", "report.md")
 
@@ -50,7 +50,7 @@ def check_source(
         run_settings = dataclasses.replace(run_settings, vs=RAW)
     out = Path(out)
     folder = Path(source) if isinstance(source, (str, Path)) else None
-    if folder is not None and (folder / MANIFEST).is_file():
+    if folder is not None and is_export(folder):
         exported = _as_it_is(folder, out, source_settings, export_settings)
     else:
         folder = out
@@ -99,7 +99,7 @@ def _as_it_is(
             f"{folder} is an export already; options that steer an export change nothing in it",
             fix="leave them out, or check the model it was made from",
         )
-    document = read_export(folder / MANIFEST).to_json()
+    document = open_export(folder).record.to_json()
     check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     return JobResult(document=document, files=(folder / MANIFEST,))
