@@ -67,6 +67,28 @@ plan_option = click.option(
 )
 
 
+def limit_options(command: F) -> F:
+    """What one step of one target may use."""
+    for option in reversed(
+        [
+            click.option(
+                "--time-limit",
+                type=float,
+                metavar="SECONDS",
+                help="For one build, load or run of a target.  [default: 600; 120 with --quick]",
+            ),
+            click.option(
+                "--memory-limit",
+                type=int,
+                metavar="MIB",
+                help="For a target's process.  [default: four fifths of what is free]",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
 def output_option(help_text: str, *, required: bool = True) -> Decorator[Any]:
     return click.option(
         "-o",

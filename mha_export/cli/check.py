@@ -11,6 +11,7 @@ from mha_export.cli._options import (
     export_options,
     inputs_option,
     json_option,
+    limit_options,
     output_option,
     quick_option,
     seed_option,
@@ -31,6 +32,7 @@ from mha_export.cli.run import show_results
 @inputs_option
 @click.option("--vs", metavar="BASELINE", help="Ratio of latency to 'raw', the unmodified model.")
 @quick_option
+@limit_options
 @source_options
 @workload_options
 @seed_option
@@ -47,7 +49,8 @@ def command(
 ) -> None:
     """Export SOURCE, compile, prove and time it with every target found here, and report.
 
-    SOURCE may be an export folder: it is then checked as it is.
+    SOURCE may be an export folder: it is then checked as it is. A check that was ended goes on
+    when it is given again with the same -o: finished targets are not run again.
 
     \b
     Example:

@@ -10,6 +10,7 @@ import click
 from mha_export.cli._options import (
     inputs_option,
     json_option,
+    limit_options,
     output_option,
     quick_option,
     seed_option,
@@ -31,6 +32,7 @@ from mha_export.cli._terminal import (
 @workload_options
 @click.option("--vs", metavar="BASELINE", help="Ratio of latency to 'raw', the unmodified model.")
 @quick_option
+@limit_options
 @seed_option
 @json_option
 @click.pass_context
@@ -44,6 +46,10 @@ def command(
     **options: Any,
 ) -> None:
     """Compile, check and time an export folder, or one .onnx file, on this machine.
+
+    The results are written as they come, target by target. A run that was ended goes on where it
+    was when it is given again with the same -o: finished targets are not run again. What a target
+    does to itself (a crash, a hang, all the memory) is its own result; the others go on.
 
     \b
     Example:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mha_export.errors import InputError
 from mha_export.frontends import ExporterName, SourceOptions
 from mha_export.spec import DType
+
+if TYPE_CHECKING:
+    from mha_export.targets import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +87,21 @@ class ExportSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What a measurement is asked for."""
+    """What a measurement is asked for.
+
+    Attributes:
+        time_limit: seconds that one build, load or run may take; None: 600, and 120 when quick.
+        memory_limit: MiB that a target's process and its descendants may use; None: four fifths
+            of what is free.
+    """
 
     workloads: tuple[Workload, ...] = (Workload(),)
     inputs: Path | None = None
     vs: str | None = None
     quick: bool = False
     seed: int = 0
+    time_limit: float | None = None
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.vs not in (None, "raw"):
@@ -97,6 +109,18 @@ class RunSettings:
                 f"unknown baseline --vs {self.vs!r}",
                 fix="use --vs raw: the unmodified model on the same target",
             )
+        for name in ("time_limit", "memory_limit"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < math.inf:
+                raise InputError(f"{name} is {limit}; expected a number above 0")
+
+    @property
+    def limits(self) -> Limits:
+        """What each request to a target's process may use."""
+        from mha_export.targets import Limits  # which reads the process table
+
+        seconds = self.time_limit or (120.0 if self.quick else 600.0)
+        return Limits(seconds=seconds, memory_mb=self.memory_limit)
 
     @classmethod
     def from_options(

@@ -26,6 +26,11 @@ from mha_export.targets import (
     Unavailable,
 )
 
+MOST_DEATHS = 3
+"""Processes that may die in turn before the other inputs are left."""
+LAST_LINES = 40
+"""The stack of a crash, and what was printed before it."""
+
 
 @dataclass(kw_only=True)
 class Trial:
@@ -40,6 +45,7 @@ class Trial:
     status: ResultStatus | None = None
     reason: str | None = None
     found: dict[str, Any] = field(default_factory=dict)
+    deaths: int = 0
 
     @property
     def alive(self) -> bool:
@@ -64,11 +70,13 @@ class Trial:
         program = Program(graphs={self.candidate.graph: self.candidate.file})
         compiled = self.worker.compile(program, options)
         if compiled.value is None:
+            self._note_death(compiled)
             self._stop("error", f"build: {compiled.reason}")
             return
         self.found["compile_ms"] = compiled.value.compile_ms
         loaded = self.worker.load(self.candidate.graph)
         if loaded.value is None:
+            self._note_death(loaded)
             self._stop("error", f"load: {loaded.reason}")
             return
         self.found["load_ms"] = loaded.value.load_ms
@@ -127,11 +135,27 @@ class Trial:
         self.status, self.reason = status, reason
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self.deaths >= MOST_DEATHS:
+            raise RuntimeError("not run: the target died on earlier inputs")
         outcome: Outcome[dict[str, np.ndarray]] = self.worker.run(inputs, self.candidate.graph)
         self.found.setdefault("first_run_ms", outcome.seconds * 1e3)
         if outcome.value is None:
+            self._note_death(outcome)
             raise RuntimeError(outcome.reason)
         return outcome.value
+
+    def _note_death(self, outcome: Outcome[Any]) -> None:
+        """Keep the signal and the last lines of a process that died, hung or took all memory.
+
+        The first death says most. A crash may be one input's; after a hang or an exhausted memory,
+        each of which costs the whole limit, no other input is tried.
+        """
+        if outcome.kind == "error":
+            return
+        self.deaths += 1 if outcome.kind == "crash" else MOST_DEATHS
+        lines = [line.rstrip() for line in outcome.output_tail.splitlines() if line.strip()]
+        self.found.setdefault("signal", outcome.signal)
+        self.found.setdefault("last_output", tuple(lines[-LAST_LINES:]))
 
     def _with_placement(self, record: ResultRecord) -> ResultRecord:
         outcome = self.worker.placement(self.candidate.graph)
@@ -159,10 +183,9 @@ _FILE_NAME = str.maketrans({":": "-", " ": "-", "(": None, ")": None, "/": "-"})
 
 
 def open_trials(
-    stack: ExitStack, subject: Subject, candidates: Sequence[Candidate], *, quick: bool
+    stack: ExitStack, subject: Subject, candidates: Sequence[Candidate], *, limits: Limits
 ) -> list[Trial]:
     """A worker for each candidate; ``stack`` ends them all."""
-    limits = Limits(seconds=120.0 if quick else 600.0)
     return [
         Trial(
             subject=subject,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult, worst
+from mha_export.jobs._results_file import ResultsFile, digest_of
 from mha_export.jobs._settings import RunSettings, Workload
 from mha_export.jobs._store import ORIGINAL, check_file
 from mha_export.jobs._subject import Candidate, Subject, open_subject
@@ -25,7 +26,7 @@ from mha_export.measure.model_inputs import (
 )
 from mha_export.measure.reference_run import Expected, ModelReference
 from mha_export.measure.roofline import Ceilings, Work, ceilings_of, rates, work_of
-from mha_export.report.records import ResultRecord, ResultsRecord, write_json
+from mha_export.report.records import ResultRecord, ResultsRecord
 
 RAW = "raw"
 _BAD = ("fail", "fallback", "error")
@@ -48,6 +49,9 @@ def run_models(
         settings: workloads, inputs, baseline, length of measurement.
         progress: told of every step.
 
+    The output is written as the results come, one target after the other. Where it is there from
+    the same run, ended before it was done, that run goes on: what is finished is not run again.
+
     Returns:
         A document valid under the ``results`` schema. ``exit_code`` 1: a ``fail``, ``fallback`` or
         ``error``; 3: a target that was asked for cannot run here.
@@ -59,28 +63,48 @@ def run_models(
     if output is not None:
         check_file(Path(output))
     subject = open_subject(Path(model), targets)
-    keep_in = None if output is None else Path(output).with_suffix(".failing")
-    with ExitStack() as stack:
-        results = _Runner(subject, settings, keep_in, progress).results(stack)
-    record = ResultsRecord(
-        machine=machine_record(),
-        results=tuple(results),
-        exports=() if subject.export is None else (subject.export,),
-        doctor=remembered({c.request.name: c.request for c in subject.candidates}.values()),
+    groups = by_request(subject.candidates)
+    machine = machine_record()
+    file = ResultsFile(
+        None if output is None else Path(output),
+        empty=ResultsRecord(
+            machine=machine,
+            exports=() if subject.export is None else (subject.export,),
+            doctor=remembered([own[0].request for own in groups.values()]),
+        ),
+        run=digest_of(subject, settings, machine=machine.id),
+        targets=list(groups),
     )
-    if output is not None:
-        write_json(output, record)
+    if file.resumed:
+        done = len(groups) - len(file.unfinished)
+        progress(f"going on with {output}: {done} of {len(groups)} targets are done")
+    keep_in = None if output is None else Path(output).with_suffix(".failing")
+    runner = _Runner(subject, settings, keep_in, progress)
+    waiting = {name: groups[name] for name in file.unfinished}
+    if any(own[0].request.runs_here for own in waiting.values()):
+        runner.prepare()  # what is wrong with the inputs is said before anything is built
+    for name, own in waiting.items():
+        file.add(name, runner.results(own))
+    record = file.record()
     asked = bool(targets) and tuple(targets) != ("all",)
     return JobResult(
         document=record.to_json(),
-        exit_code=_exit_code(results, asked=asked),
-        notices=tuple(_notices(results)),
+        exit_code=_exit_code(record.results, asked=asked),
+        notices=tuple(_notices(record.results)),
         files=() if output is None else (Path(output),),
     )
 
 
+def by_request(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
+    """Candidates by the target they are for, in order: what is built, judged and timed together."""
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.request.name, []).append(candidate)
+    return groups
+
+
 class _Runner:
-    """The steps of one run, over all candidates and workloads."""
+    """The steps of one target, over all its candidates and workloads."""
 
     def __init__(
         self, subject: Subject, settings: RunSettings, keep_in: Path | None, progress: Progress
@@ -90,24 +114,36 @@ class _Runner:
         self._keep_in = keep_in
         self._progress = progress
         self._references: dict[str | None, ModelReference] = {}
+        self._drawn: dict[int, tuple[tuple[ModelCase, ...], ModelCase]] = {}
 
-    def results(self, stack: ExitStack) -> list[ResultRecord]:
-        workdir = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="mha_export-", ignore_cleanup_errors=True)
-            )
-        )
-        trials = self._built(stack, self._subject.candidates, workdir)
-        baselines: dict[str, Trial] = {}
-        if self._settings.vs == RAW:
-            raw = [self._raw(trial.candidate) for trial in trials if trial.alive]
-            built = self._built(stack, raw, workdir / RAW)
-            baselines = {trial.candidate.request.name: trial for trial in built if trial.alive}
-        records = [trial.record() for trial in trials if not trial.alive]
+    def prepare(self) -> None:
+        """Draw the inputs of every workload.
+
+        Errors:
+            InputError: sizes or inputs that the model does not have.
+        """
         for workload in self._settings.workloads:
-            records += self._workload(
-                workload, [trial for trial in trials if trial.alive], baselines
+            self._inputs(workload)
+
+    def results(self, candidates: Sequence[Candidate]) -> list[ResultRecord]:
+        """Everything about one target. Its processes have ended when this returns."""
+        with ExitStack() as stack:
+            workdir = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="mha_export-", ignore_cleanup_errors=True)
+                )
             )
+            trials = self._built(stack, candidates, workdir)
+            baselines: dict[str, Trial] = {}
+            if self._settings.vs == RAW:
+                raw = [self._raw(trial.candidate) for trial in trials if trial.alive]
+                built = self._built(stack, raw, workdir / RAW)
+                baselines = {trial.candidate.request.name: trial for trial in built if trial.alive}
+            records = [trial.record() for trial in trials if not trial.alive]
+            for workload in self._settings.workloads:
+                records += self._workload(
+                    workload, [trial for trial in trials if trial.alive], baselines
+                )
         return records
 
     def _raw(self, candidate: Candidate) -> Candidate:
@@ -119,7 +155,7 @@ class _Runner:
         self, stack: ExitStack, candidates: Sequence[Candidate], workdir: Path
     ) -> list[Trial]:
         distinct = list({candidate.name: candidate for candidate in candidates}.values())
-        trials = open_trials(stack, self._subject, distinct, quick=self._settings.quick)
+        trials = open_trials(stack, self._subject, distinct, limits=self._settings.limits)
         for index, trial in enumerate(trials):
             self._progress(f"building for {trial.candidate.name}")
             folder = workdir / str(index)
@@ -138,7 +174,8 @@ class _Runner:
             self._progress(f"parity on {trial.candidate.name}")
             reference, expected = self._expected(trial.candidate.request.precision, cases)
             judged.append(trial.judge(reference, expected, self._keep_in))
-        timings = self._timings(trials, baselines, timed)
+        sound = [trial for trial, record in zip(trials, judged, strict=True) if _runs(record)]
+        timings = self._timings(sound, baselines, timed) if sound else {}
         work = None if self._settings.quick else work_of(self._subject.original, timed.inputs)
         return [
             self._measured(record, trial, timings.get(trial.candidate.name), timed, work)
@@ -146,6 +183,12 @@ class _Runner:
         ]
 
     def _inputs(self, workload: Workload) -> tuple[tuple[ModelCase, ...], ModelCase]:
+        key = id(workload)
+        if key not in self._drawn:
+            self._drawn[key] = self._draw(workload)
+        return self._drawn[key]
+
+    def _draw(self, workload: Workload) -> tuple[tuple[ModelCase, ...], ModelCase]:
         original = self._subject.original
         if self._settings.inputs is not None:
             case = inputs_from_file(self._settings.inputs, original)
@@ -184,10 +227,10 @@ class _Runner:
     def _timings(
         self, trials: Sequence[Trial], baselines: Mapping[str, Trial], timed: ModelCase
     ) -> dict[str, Timing]:
-        settings = (
-            LatencySettings.quick(seed=self._settings.seed)
-            if self._settings.quick
-            else LatencySettings(seed=self._settings.seed)
+        settings = dataclasses.replace(
+            LatencySettings.quick() if self._settings.quick else LatencySettings(),
+            seed=self._settings.seed,
+            limits=self._settings.limits,
         )
         if not baselines:
             self._progress(f"timing {', '.join(trial.candidate.name for trial in trials)}")
@@ -231,6 +274,11 @@ class _Runner:
         request = trial.candidate.request
         self._progress(f"ceilings of {request.name}")
         return ceilings_of(request.target.name, precision=request.precision)
+
+
+def _runs(record: ResultRecord) -> bool:
+    """Whether there is something to time: not where an input crashed the target or hung it."""
+    return record.status != "error"
 
 
 def _contender(trial: Trial, timed: ModelCase, *, name: str | None = None) -> Contender:

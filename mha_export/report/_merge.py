@@ -18,6 +18,7 @@ from mha_export.report.records import (
     ResultRecord,
     ResultsRecord,
     SurgeryRecord,
+    UnfinishedRecord,
 )
 
 Key = tuple[str, ...]
@@ -97,6 +98,7 @@ def merge(loaded: Loaded) -> Report:
     doctors: dict[str, DoctorRecord] = {}
     heads: dict[Key, HeadsRecord] = {}
     surgeries: dict[Key, SurgeryRecord] = {}
+    unfinished: dict[str, UnfinishedRecord] = {}
     for _, run in loaded.results:
         machine = run.machine
         machines[machine.id] = machine
@@ -104,11 +106,18 @@ def merge(loaded: Loaded) -> Report:
         heads.update(((machine.id, own.model.sha256, own.data), own) for own in run.heads)
         surgeries.update(((machine.id, own.sha256), own) for own in run.surgeries)
         exports.update((export.model.sha256, export) for export in run.exports)
+        if run.unfinished is not None:
+            unfinished[machine.id] = run.unfinished
         if run.doctor is not None:
             doctors[run.doctor.machine.id] = run.doctor
             machines.setdefault(run.doctor.machine.id, run.doctor.machine)
     report = _report(machines, results, exports, doctors, loaded.damaged)
-    runs = [_with_heads(run, heads, surgeries) for run in report.runs]
+    runs = [
+        dataclasses.replace(
+            _with_heads(run, heads, surgeries), unfinished=unfinished.get(run.machine.id)
+        )
+        for run in report.runs
+    ]
     return dataclasses.replace(report, runs=tuple(runs))
 
 

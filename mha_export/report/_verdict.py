@@ -47,6 +47,9 @@ def verdict_of(report: Report) -> Verdict:
         line += f"; see {some(list(names))}"
     if regressions:
         line += f"; {plural(len(regressions), 'regression')}"
+    waiting = [name for own in report.runs if own.unfinished for name in own.unfinished.targets]
+    if waiting:
+        line += f"; not run yet: {some(waiting)}"
     if report.damaged:
         line += f"; {plural(len(report.damaged), 'damaged file')} left out"
     return Verdict(line=line, exit_code=1 if bad or regressions else 0, counts=counts)

@@ -28,6 +28,10 @@ class TargetRequest:
             self.target.name if self.precision is None else f"{self.target.name}:{self.precision}"
         )
 
+    @property
+    def runs_here(self) -> bool:
+        return isinstance(self.target.availability().run, Available)
+
 
 @cache
 def all_targets() -> dict[str, Target]:

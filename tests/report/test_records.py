@@ -39,6 +39,7 @@ from mha_export.report.records import (
     SiteRecord,
     StateRecord,
     TargetRecord,
+    UnfinishedRecord,
     VariantRecord,
     read_export,
     read_record,
@@ -77,6 +78,7 @@ DEFS = {
     "state": StateRecord,
     "capability": CapabilityRecord,
     "target": TargetRecord,
+    "unfinished": UnfinishedRecord,
     "side": SideRecord,
     "pair": SitePairRecord,
 }

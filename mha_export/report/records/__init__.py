@@ -54,6 +54,7 @@ from mha_export.report.records._results import (
     ResultRecord,
     ResultsRecord,
     ResultStatus,
+    UnfinishedRecord,
 )
 from mha_export.report.records._version import SCHEMA_VERSION
 
@@ -97,6 +98,7 @@ __all__ = [
     "SurgeryLayerRecord",
     "SurgeryRecord",
     "TargetRecord",
+    "UnfinishedRecord",
     "VariantRecord",
     "read_export",
     "read_record",

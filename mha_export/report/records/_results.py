@@ -22,12 +22,19 @@ CaseStatus = Literal["pass", "imprecise", "fail", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementRecord(Record):
-    """Which nodes that compute in floating point ran on the target, and where the others ran."""
+    """Which nodes that compute in floating point ran on the target, and where the others ran.
+
+    Attributes:
+        other_nodes: nodes that make shapes, integers and truth values; other_on_target: those of
+            them that ran on the target. None where the runtime does not tell them apart.
+    """
 
     float_compute_nodes: int
     on_target: int
     elsewhere: tuple[str, ...] = ()
     evidence: str = ""
+    other_nodes: int | None = None
+    other_on_target: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,12 +185,31 @@ class ResultRecord(Record):
     gbytes_s: float | None = None
     roofline_fraction: float | None = None
     replay: str | None = None
+    signal: str | None = None
+    """What killed the target's process (``SIGSEGV``, ``access violation``)."""
+    last_output: tuple[str, ...] = ()
+    """The last lines that a process printed before it died, hung or ran out of memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedRecord(Record):
+    """What a run that was ended, or goes on still, has not measured yet.
+
+    Attributes:
+        run: digest of what is measured and how; the same run goes on from here.
+        targets: names of the targets, as ``-t`` takes them.
+    """
+
+    run: str
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsRecord(Record):
     """``results.json``: one machine, its results, and (so that one file is a whole report) the
     exports they come from and what this machine's targets can do.
+
+    ``unfinished``: the file is of a run that has not ended.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -193,3 +219,4 @@ class ResultsRecord(Record):
     doctor: DoctorRecord | None = None
     heads: tuple[HeadsRecord, ...] = ()
     surgeries: tuple[SurgeryRecord, ...] = ()
+    unfinished: UnfinishedRecord | None = None
