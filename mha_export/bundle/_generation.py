@@ -25,8 +25,8 @@ def greedy_continuation(
 ) -> GenerationRecord | None:
     """Continue a seeded prompt by up to ``TOKENS`` tokens, on onnx's reference evaluator.
 
-    It ends where two scores are too close to say which is best. None: the decoder is not driven by
-    token ids alone.
+    It ends where two scores are too close to say which is best, or a static cache is full. None:
+    the decoder is not driven by token ids alone.
     """
     roles = {role.name: role for role in input_roles(model)}
     ids = roles[cache.tokens[0]]
@@ -40,7 +40,7 @@ def greedy_continuation(
     past = empty_cache(roles, cache)
     tokens: list[int] = []
     new, done = prompt, 0
-    while len(tokens) < TOKENS:
+    while len(tokens) < min(TOKENS, _room(past, cache) - PROMPT):
         outputs = session.run(step_inputs(roles, cache, past, new, done))
         scores = outputs[cache.logits].reshape(-1, outputs[cache.logits].shape[-1])[-1]
         scores = scores.astype(np.float64)
@@ -64,6 +64,13 @@ def empty_cache(roles: Mapping[str, InputRole], cache: CacheLayout) -> dict[str,
             shape[tensor.axis] = length
         empty[tensor.past] = np.zeros(shape, roles[tensor.past].dtype)
     return empty
+
+
+def _room(past: Mapping[str, np.ndarray], cache: CacheLayout) -> int:
+    """Tokens there is room for: a graph may fix the length of its static cache."""
+    if cache.growth == "concat":
+        return PROMPT + TOKENS
+    return min(past[tensor.past].shape[tensor.axis] for tensor in cache.tensors)
 
 
 def step_inputs(

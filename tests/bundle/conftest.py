@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from mha_export.decode import KEY, CacheLayout, CacheTensor
-from mha_export.jobs import build_graph, export_model
+from mha_export.jobs import ExportSettings, build_graph, export_model
 from mha_export.jobs.bundle import BundleSettings, bundle_export
 from mha_export.spec import AttentionSpec, EmptyRow, MaskSpec, ProjectionSpec
 from mha_export.targets import Unavailable, target_named
@@ -67,9 +67,8 @@ CORPUS = Path(__file__).parents[2] / "graphs" / "corpus"
 
 
 @pytest.fixture(scope="session")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a small Llama with a concat cache: not to be changed."""
-    folder = tmp_path_factory.mktemp("decoder")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama that keeps a concat cache."""
     model = ir.load(CORPUS / "llama_kv-sdpa.dynamo.18.onnx")
     names = [f"{kind}_{layer}" for layer in range(2) for kind in ("key", "value")]
     layout = CacheLayout(
@@ -84,8 +83,31 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         logits="y",
     )
     model.metadata_props[KEY] = layout.to_text()
-    ir.save(model, folder / "llama.onnx")
-    result = export_model(folder / "llama.onnx", targets=["cpu", "portable"], out=folder / "export")
+    path = tmp_path_factory.mktemp("llama") / "llama.onnx"
+    ir.save(model, path)
+    return path
+
+
+def of_fixed_length(model: ir.Model, length: int) -> None:
+    """Make the buffers of a static cache ``length`` tokens long, as some exporters do."""
+    layout = CacheLayout.from_metadata(model.metadata_props)
+    assert layout is not None
+    (free,) = {
+        value.shape[layout.tensors[0].axis]
+        for value in model.graph.inputs
+        if value.name == layout.tensors[0].past and value.shape is not None
+    }
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
+        sizes = [length if size == free else size for size in value.shape]
+        value.shape = ir.Shape(sizes)
+
+
+@pytest.fixture(scope="session")
+def decoder(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the Llama with its concat cache: not to be changed."""
+    folder = tmp_path_factory.mktemp("decoder")
+    result = export_model(llama, targets=["cpu", "portable"], out=folder / "export")
     assert result.ok, result.notices
     (folder / "config.json").write_text(
         '{"model_type": "llama", "eos_token_id": 2, "vocab_size": 64, "hidden_size": 64, '
@@ -93,6 +115,32 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     wanted = BundleSettings(genai=folder / "config.json")
     assert bundle_export(folder / "export", out=folder / "llama", settings=wanted).ok
+    return folder / "llama"
+
+
+@pytest.fixture(scope="session")
+def static_decoder(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the Llama with a static cache, whose length is free."""
+    folder = tmp_path_factory.mktemp("static")
+    settings = ExportSettings(cache="static")
+    result = export_model(
+        llama, targets=["cpu", "portable"], out=folder / "export", settings=settings
+    )
+    assert result.ok, result.notices
+    assert bundle_export(folder / "export", out=folder / "llama").ok
+    return folder / "llama"
+
+
+@pytest.fixture(scope="session")
+def fixed_decoder(static_decoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the Llama with a static cache of 18 tokens: 13 follow the prompt."""
+    folder = tmp_path_factory.mktemp("fixed")
+    model = ir.load(static_decoder / "model" / "portable.onnx")
+    of_fixed_length(model, 18)
+    ir.save(model, folder / "llama.onnx", external_data="llama.data")
+    result = export_model(folder / "llama.onnx", targets=["cpu", "portable"], out=folder / "export")
+    assert result.ok, result.notices
+    assert bundle_export(folder / "export", out=folder / "llama").ok
     return folder / "llama"
 
 

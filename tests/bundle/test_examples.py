@@ -114,13 +114,27 @@ def test_python_checks_and_names_a_provider_that_is_not_here(bundle: Path) -> No
     assert "FAILED: provider: directml needs DmlExecutionProvider" in said
 
 
-def test_python_streams_a_decoders_tokens(decoder: Path) -> None:
+DECODERS = ["decoder", "static_decoder", "fixed_decoder"]
+
+
+def tokens_of(said: str) -> list[int]:
+    return [int(token) for token in said.splitlines()[-1].split()]
+
+
+@pytest.mark.parametrize("which", DECODERS)
+def test_python_streams_a_decoders_tokens(which: str, request: pytest.FixtureRequest) -> None:
+    decoder: Path = request.getfixturevalue(which)
     code, said = python(decoder, "--check")
     assert code == 0, said
     known = json.loads((decoder / "manifest.json").read_bytes())["generation"]
+    assert len(known["tokens"]) == (13 if which == "fixed_decoder" else 16)
     code, said = python(decoder, "--generate", str(len(known["tokens"])))
     assert code == 0, said
-    assert [int(token) for token in said.splitlines()[1].split()] == known["tokens"]
+    assert tokens_of(said) == known["tokens"]
+    if which == "fixed_decoder":
+        code, said = python(decoder, "--generate", "14")
+        assert code == 1
+        assert "FAILED: the cache has room for 18 tokens, prompt included, not 19" in said
 
 
 def test_node_checks_and_names_what_is_wrong(
@@ -145,20 +159,29 @@ def test_node_checks_and_names_what_is_wrong(
         assert f"FAILED: {words}" in said
 
 
+@pytest.mark.parametrize("which", DECODERS)
 def test_node_streams_the_same_tokens(
-    decoder: Path, tmp_path: Path, needs: Needs, with_modules: Link
+    which: str,
+    tmp_path: Path,
+    needs: Needs,
+    with_modules: Link,
+    request: pytest.FixtureRequest,
 ) -> None:
     needs("node")
-    copy = with_modules(shutil.copytree(decoder, tmp_path / "app"))
+    copy = with_modules(shutil.copytree(request.getfixturevalue(which), tmp_path / "app"))
     code, said = node(copy, "--check")
     assert code == 0, said
     known = json.loads((copy / "manifest.json").read_bytes())["generation"]
     code, said = node(copy, "--generate", str(len(known["tokens"])))
-    assert [int(token) for token in said.splitlines()[1].split()] == known["tokens"]
+    assert tokens_of(said) == known["tokens"]
+    if which == "fixed_decoder":
+        code, said = node(copy, "--generate", "14")
+        assert code == 1
+        assert "FAILED: the cache has room for 18 tokens, prompt included, not 19" in said
 
 
 @pytest.mark.slow
-def test_cpp_with_openvino(bundle: Path, decoder: Path, needs: Needs) -> None:
+def test_cpp_with_openvino(bundle: Path, needs: Needs, request: pytest.FixtureRequest) -> None:
     needs("openvino")
     needs("cmake")
     import openvino.utils
@@ -173,7 +196,8 @@ def test_cpp_with_openvino(bundle: Path, decoder: Path, needs: Needs) -> None:
         code, said = outcome(command, bundle)
         assert code == 0, said
     program = str(build / "openvino_app")
-    for folder in (bundle, decoder):
+    decoders = [request.getfixturevalue(which) for which in DECODERS]
+    for folder in (bundle, *decoders):
         code, said = outcome([program, str(folder), "--check"], bundle)
         assert code == 0, said
         assert "all checks passed" in said

@@ -47,6 +47,7 @@ std::vector<int64_t> generate(Session& session, const Json& manifest, std::vecto
   const Json& cache = manifest["cache"];
   const bool is_static = cache["growth"].text == "static";
   const int64_t longest = static_cast<int64_t>(fresh.size() + count);
+  int64_t room = is_static ? longest : 0;  // of a static cache
   std::map<std::string, const Json*> values;
   for (const Json& value : manifest["inputs"].list) values[value["name"].text] = &value;
   std::map<std::string, Feed> past;
@@ -55,17 +56,22 @@ std::vector<int64_t> generate(Session& session, const Json& manifest, std::vecto
     Feed feed{t["past"].text, value["dtype"].text, {}, ""};
     for (const Json& size : value["shape"].list)
       feed.shape.push_back(size.kind == Json::Number ? size.integer() : 1);
-    feed.shape[t["axis"].integer()] = is_static ? longest : 0;
+    const size_t axis = static_cast<size_t>(t["axis"].integer());
+    if (is_static && value["shape"].list[axis].kind == Json::Number) room = feed.shape[axis];
+    feed.shape[axis] = room;
     size_t elements = 1;
     for (int64_t size : feed.shape) elements *= static_cast<size_t>(size);
     feed.bytes.assign(elements * width_of(feed.dtype), '\0');
     past[feed.name] = feed;
   }
+  if (is_static && room < longest)
+    throw CheckError("the cache has room for " + std::to_string(room) +
+                     " tokens, prompt included, not " + std::to_string(longest));
   std::vector<int64_t> tokens;
   int64_t done = 0;
   while (tokens.size() < count) {
     const int64_t length = static_cast<int64_t>(fresh.size()), total = done + length;
-    const int64_t width = is_static ? longest : total;
+    const int64_t width = is_static ? room : total;
     std::vector<Feed> feeds;
     for (const auto& item : past) feeds.push_back(item.second);
     std::vector<int64_t> positions, mask, totals{total};

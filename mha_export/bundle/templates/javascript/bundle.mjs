@@ -150,18 +150,22 @@ export async function checkAnswer(bytes, known, outputs) {
 export async function* generate(ort, session, manifest, prompt, count, longest) {
   const { cache } = manifest;
   const values = Object.fromEntries(manifest.inputs.map((value) => [value.name, value]));
-  const isStatic = cache.growth === "static";
+  let room = cache.growth === "concat" ? null : longest; // of a static cache
   let past = {};
   for (const { past: name, axis } of cache.tensors) {
     const dims = values[name].shape.map((size) => (typeof size === "number" ? size : 1));
-    dims[axis] = isStatic ? longest : 0;
+    if (room !== null && typeof values[name].shape[axis] === "number") room = dims[axis];
+    dims[axis] = room ?? 0;
     const size = dims.reduce((a, b) => a * b, 1);
     past[name] = new ort.Tensor(values[name].dtype, arrayOf(values[name].dtype, size), dims);
+  }
+  if (room !== null && room < longest) {
+    throw new CheckError(`the cache has room for ${room} tokens, prompt included, not ${longest}`);
   }
   let [fresh, done] = [prompt, 0];
   for (let step = 0; step < count; step += 1) {
     const total = done + fresh.length;
-    const width = isStatic ? longest : total;
+    const width = room ?? total;
     const feeds = { ...past };
     const give = (name, numbers, dims) => {
       if (name == null) return;

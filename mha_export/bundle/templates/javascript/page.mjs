@@ -107,10 +107,11 @@ function showRuns(times, median) {
   const bars = times.map((ms, i) =>
     `<rect x="${i * 10 + 1}" y="${100 - height(ms)}" width="7" height="${height(ms)}" rx="1.5"/>`);
   const y = 100 - height(median);
+  const width = 10 * Math.max(times.length, RUNS);
   at("runs").innerHTML =
-    `<svg viewBox="0 0 ${times.length * 10} 100" preserveAspectRatio="none" role="img" ` +
+    `<svg viewBox="0 0 ${width} 100" preserveAspectRatio="none" role="img" ` +
     `aria-label="latency of each run">${bars.join("")}` +
-    `<line x1="0" x2="${times.length * 10}" y1="${y}" y2="${y}"/></svg>`;
+    `<line x1="0" x2="${width}" y1="${y}" y2="${y}"/></svg>`;
   const figures = [Math.min(...times), median, top].map((ms) => ms.toFixed(1));
   at("runs-note").textContent =
     `Milliseconds, results read back: least ${figures[0]}, median ${figures[1]}, most ${figures[2]}.`;

@@ -169,18 +169,22 @@ def generate(
 ) -> Iterator[int]:
     """Greedy tokens after ``prompt``, one at a time; keys and values stay in the cache."""
     cache, values = manifest["cache"], {v["name"]: v for v in manifest["inputs"]}
-    static = cache["growth"] == "static"
+    room = None if cache["growth"] == "concat" else longest  # of a static cache
     past: dict[str, np.ndarray] = {}
     for tensor in cache["tensors"]:
-        value = values[tensor["past"]]
+        value, axis = values[tensor["past"]], tensor["axis"]
         shape = [size if isinstance(size, int) else 1 for size in value["shape"]]
-        shape[tensor["axis"]] = longest if static else 0
+        if room is not None and isinstance(value["shape"][axis], int):
+            room = shape[axis]
+        shape[axis] = room or 0
         past[tensor["past"]] = np.zeros(shape, value["dtype"])
+    if room is not None and room < longest:
+        raise CheckError(f"the cache has room for {room} tokens, prompt included, not {longest}")
     new, done = list(prompt), 0
     for _ in range(count):
         total = done + len(new)
         feeds = dict(past)
-        width = longest if static else total
+        width = total if room is None else room
         given: dict[str | None, Any] = {
             cache["tokens"][0]: [new],
             cache["positions"]: [list(range(done, total))],
