@@ -44,10 +44,10 @@ class Structure:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observed:
-    """What a mask keeps at one pair of sizes; ``past``: the offset where no rule states one."""
+    """What a mask keeps at one pair of sizes; ``past``: the length of a cache, None without one."""
 
     keep: Pattern
-    past: int = 0
+    past: int | None = None
 
     @property
     def queries(self) -> int:
@@ -61,7 +61,9 @@ class Observed:
         """The position of query 0 (the table in :mod:`mha_export.spec`)."""
         if causal is CausalAlignment.TOP_LEFT:
             return 0
-        return self.keys - self.queries if causal is not None else self.past
+        if self.past is not None:
+            return self.past
+        return 0 if causal is None else self.keys - self.queries
 
     def equals(self, structure: Structure) -> bool:
         canonical = structure.pattern(self.queries, self.keys, self.offset(structure.causal))

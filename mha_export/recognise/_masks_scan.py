@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mha_export.recognise._evaluate import Context
-from mha_export.recognise._masks_sizes import Scores, Sizes, shape_of
+from mha_export.recognise._masks_sizes import Scores, ScoreShape, Sizes, shape_of
 from mha_export.recognise._masks_terms import MaskTerm
 from mha_export.spec import Fill
 
@@ -47,11 +47,14 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sight:
-    """The mask at one pair of sizes, [b or 1, h or 1, s, t] float: added, fills written in."""
+    """The mask at one pair of sizes, [b or 1, h or 1, s, t] float: added, fills written in.
+
+    ``past`` is the position of query 0 where the keys begin with a past, else None.
+    """
 
     mask: NDArray[Any]
     batch: int
-    past: int
+    past: int | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,8 +104,17 @@ def look(
     return Sight(
         mask=np.broadcast_to(total, (*total.shape[:2], queries, keys)),
         batch=batch,
-        past=keys - queries if subject.cached else 0,
+        past=_past(subject, sizes, keys - queries),
     )
+
+
+def _past(subject: Subject, sizes: Sizes, difference: int) -> int | None:
+    """The length of the past: there may be more or fewer new keys than queries."""
+    if not subject.cached:
+        return None
+    scores = subject.scores
+    past = scores.past_length(subject.context, sizes) if isinstance(scores, ScoreShape) else None
+    return difference if past is None else past
 
 
 def _last_two(shape: tuple[int, ...], subject: Subject) -> tuple[int, int]:

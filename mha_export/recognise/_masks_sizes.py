@@ -54,6 +54,11 @@ class ScoreShape:
             keys += past[self.past_axis]
         return (query[0], self.heads, query[self.query_axis], keys)
 
+    def past_length(self, context: Context, sizes: Sizes) -> int | None:
+        """Of the cache at these sizes; None without one."""
+        shape = None if self.past is None else context.sized(sizes).shape(self.past)
+        return None if shape is None else shape[self.past_axis]
+
 
 Scores = ir.Value | ScoreShape
 """The unmasked scores: a value of the graph, or what a fused node makes of its inputs."""

@@ -31,15 +31,13 @@ def replaceable_site(fitting: Fitting, spec: AttentionSpec, operands: Operands) 
     if fed_back is not None and detach_caches(fitting, dead):
         nodes, dead = dying(replaced, kept)
         fed_back = _fed_back(present, kept, dead)
-    also = None if _inner(draft) <= dead else _read_outside(draft, dead)
-    if also is not None:
-        value, kind = also
-        nodes, dead = dying([*replaced, value], kept)
-        if _inner(draft) <= dead:
+    also: ir.Value | None = None
+    for value, kind in () if _inner(draft) <= dead else _read_outside(draft, spec, dead):
+        more, gone = dying([*replaced, value], kept)
+        if _inner(draft) <= gone:
+            nodes, dead, also = more, gone, value
             spec = spec.replace(qk_output=kind)
-        else:
-            also = None
-            nodes, dead = dying(replaced, kept)
+            break
     graph = draft.anchor.node.graph
     assert graph is not None
     return Site(
@@ -50,7 +48,7 @@ def replaceable_site(fitting: Fitting, spec: AttentionSpec, operands: Operands) 
         output=draft.output,
         anchor=draft.anchor.node,
         nodes=tuple(nodes),
-        qk_output=None if also is None else also[0],
+        qk_output=also,
         present_key=draft.key.present,
         present_value=draft.value.present,
         cannot_replace=_hindrance(draft, dead) or fed_back,
@@ -83,38 +81,30 @@ def _inner(draft: Draft) -> set[ir.Node]:
     return {draft.scores.product.node, draft.anchor.node, draft.weighted.product.node}
 
 
-def _read_outside(draft: Draft, dead: set[ir.Node]) -> tuple[ir.Value, QkOutput] | None:
-    """The one score tensor [b, h, s, t] that something else reads, when there is just one."""
+def _read_outside(
+    draft: Draft, spec: AttentionSpec, dead: set[ir.Node]
+) -> Iterator[tuple[ir.Value, QkOutput]]:
+    """Score tensors [b, h, s, t] that something else reads and a form can give."""
     if not is_natural(draft):
-        return None
-    found = [
-        (value, kind)
-        for value, kind in _inside(draft)
-        if value.is_graph_output() or any(user not in dead for user, _ in value.uses())
-    ]
-    found = [(value, kind) for value, kind in found if _is_read(value, dead, draft)]
-    if len(found) != 1 or found[0][1] is None:
-        return None
-    return found[0][0], found[0][1]
+        return
+    for value, kind in _inside(draft, spec):
+        read = value.is_graph_output() or any(user not in dead for user, _ in value.uses())
+        if read and kind is not None:
+            yield value, kind
 
 
-def _is_read(value: ir.Value, dead: set[ir.Node], draft: Draft) -> bool:
-    """By something that is not itself on the way to the output."""
-    if value.is_graph_output():
-        return True
-    own = set(draft.scores.path) | set(draft.weighted.nodes) | set(draft.anchor.nodes)
-    return any(user not in dead and user not in own for user, _ in value.uses())
-
-
-def _inside(draft: Draft) -> Iterator[tuple[ir.Value, QkOutput | None]]:
+def _inside(draft: Draft, spec: AttentionSpec) -> Iterator[tuple[ir.Value, QkOutput | None]]:
     """Every value of scores and probabilities, and what a form would call it."""
     scores, weighted = draft.scores, draft.weighted
     for value, level in scores.levels.items():
         straight = level.view == identity(value, scores.space) and level.factor == 1.0
+        over = scores.softcap is not None and not level.capped_below
         kind: QkOutput | None = None
-        if straight and level.terms_below == len(scores.terms) and not scores.weightings:
-            over = scores.softcap is not None and not level.capped_below
-            kind = QkOutput.CAPPED if over else QkOutput.RAW
+        if straight and not scores.weightings:
+            if level.terms_below == len(scores.terms):
+                kind = QkOutput.CAPPED if over else QkOutput.RAW
+            elif level.terms_below == 0 and not level.capped_below and spec.mask.fill == "-inf":
+                kind = QkOutput.MASKED
         yield value, kind
     for value in weighted.path:
         whole = draft.scores.sink is None or value is not draft.anchor.probabilities

@@ -54,7 +54,8 @@ def read_mask(
         anchor: a node of the attention; derived operands come before it.
         heads: number of query heads among the leading axes of ``scores``.
         permutation: takes the axes of ``scores`` to [batch..., heads..., s, t]; None: they lie so.
-        cached: keys begin with a past, so that query 0 stands at position t - s.
+        cached: keys begin with a past, and query 0 stands behind it: at position t - s where
+            ``scores`` does not name the past.
     """
     if not terms:
         return MaskReading()

@@ -1,0 +1,43 @@
+"""ONNX's attention bodies: each is found, stated as its op form states it, and rewritten."""
+
+from __future__ import annotations
+
+import pytest
+from onnx_expanded import FORMS, Found, differences, expanded_outcome, found_cases, said_otherwise
+from onnx_forms import KNOWN
+
+from mha_export.spec import CausalAlignment
+
+CASES = found_cases()
+
+
+@pytest.mark.parametrize("found", CASES, ids=lambda found: found.case.name)
+def test_the_attention_in_a_body_is_that_of_its_op(found: Found) -> None:
+    unexplained = [name for name, reason in said_otherwise(found).items() if reason is None]
+    assert unexplained == [], differences(found.site.spec, found.twin.spec)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("found", CASES, ids=lambda found: found.case.name)
+def test_a_rewritten_body_gives_the_stored_outputs(found: Found, form: str) -> None:
+    outcome = expanded_outcome(found, form)
+    if (form, found.twin.case.name) in KNOWN:
+        assert outcome.status == "fail", "mended, so remove it from the list"
+    else:
+        allowed = ("pass",) if form == "primitive" else ("pass", "unsupported")
+        assert outcome.status in allowed, outcome.reason
+
+
+def test_there_is_a_body_for_every_case_in_op_form() -> None:
+    assert len(CASES) == len({found.twin.case.name for found in CASES}) > 90
+
+
+def test_a_difference_that_nobody_explains_is_one() -> None:
+    plain = next(found for found in CASES if found.case.name == "test_attention_4d_causal_expanded")
+    other = next(found for found in CASES if found.case.name == "test_attention_4d_expanded")
+    wrong = Found(case=plain.case, twin=other.twin, recognition=plain.recognition)
+    assert said_otherwise(wrong)["mask.causal"] is None
+    assert differences(plain.site.spec, other.twin.spec)["mask.causal"] == (
+        CausalAlignment.TOP_LEFT,
+        None,
+    )
