@@ -78,12 +78,32 @@ class Deriver:
         shape = self("Shape", [value])
         return self("Slice", [shape, _ints(axis), _ints(axis + 1), _ints(0)])
 
-    def shape(self, axes: Sequence[Sequence[Part]]) -> ir.Value | np.ndarray:
-        """A shape for Reshape with each axis some parts joined; one unknown size is left to it."""
-        unknown = [axis for axis in axes if any(not isinstance(part.dim, int) for part in axis)]
-        if len(unknown) > 1:
+    def shape(
+        self, before: Sequence[Sequence[Part]], axes: Sequence[Sequence[Part]]
+    ) -> ir.Value | np.ndarray:
+        """A shape for Reshape from axes ``before`` to ``axes``, each some parts joined.
+
+        An unknown size that stays in its place is copied: beside a length that is a number in the
+        graph, a size left open would make up for any other length. One more is left open.
+        """
+        unknown = [
+            place
+            for place, axis in enumerate(axes)
+            if any(not isinstance(part.dim, int) for part in axis)
+        ]
+        copied = [
+            place
+            for place in unknown
+            if place < len(before) and list(before[place]) == list(axes[place])
+        ]
+        if len(unknown) > len(copied) + 1:
             return self.exact_shape(axes)
-        return _ints(*(-1 if axis in unknown else _static(axis) for axis in axes))
+        return _ints(
+            *(
+                0 if place in copied else -1 if place in unknown else _static(axis)
+                for place, axis in enumerate(axes)
+            )
+        )
 
     def exact_shape(self, axes: Sequence[Sequence[Part]]) -> ir.Value | np.ndarray:
         """A shape for Expand: every size stated."""
@@ -125,8 +145,10 @@ class Deriver:
             return size // divisor
         return size if divisor == 1 else self("Div", [size, _ints(divisor)])
 
-    def reshape(self, value: ir.Value, axes: Sequence[Sequence[Part]]) -> ir.Value:
-        return self("Reshape", [value, self.shape(axes)])
+    def reshape(
+        self, value: ir.Value, before: Sequence[Sequence[Part]], axes: Sequence[Sequence[Part]]
+    ) -> ir.Value:
+        return self("Reshape", [value, self.shape(before, axes)])
 
     def transpose(self, value: ir.Value, perm: Sequence[int]) -> ir.Value:
         if list(perm) == sorted(perm):
@@ -189,9 +211,9 @@ def arranged(
     moved = sorted(range(len(runs)), key=lambda index: wanted.index(runs[index][0]))
     if moved != list(range(len(runs))):
         if [list(axis) for axis in axes] != runs:
-            value = derive.reshape(value, runs)
+            value = derive.reshape(value, axes, runs)
         value = derive.transpose(value, moved)
         axes = [runs[index] for index in moved]
     if [list(axis) for axis in axes] != [list(axis) for axis in order]:
-        value = derive.reshape(value, order)
+        value = derive.reshape(value, axes, order)
     return value

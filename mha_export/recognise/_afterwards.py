@@ -74,7 +74,7 @@ def _look(draft: Draft, step: Replacement, scene: Scene, seed: int) -> tuple[Boo
     if any(scene.dims(term.level) != space for term in terms):
         return None
     asked = [*(term.value for term in terms), step.condition]
-    contents = _contents(asked, scene, seed)
+    contents = contents_of(asked, scene, seed)
     if contents is None:
         return None
     view = scene.context.sized(scene.shapes.sizes, contents)
@@ -86,7 +86,7 @@ def _look(draft: Draft, step: Replacement, scene: Scene, seed: int) -> tuple[Boo
         if term.kind == "floor":
             continue
         if term.kind == "additive":
-            hidden |= np.broadcast_to(array * term.factor <= _HIDING, space)
+            hidden |= np.broadcast_to(is_hidden(array * term.factor), space)
         else:
             hidden |= np.broadcast_to(array if term.kind == "hide" else ~array, space)
     condition = arrays[-1]
@@ -96,10 +96,16 @@ def _look(draft: Draft, step: Replacement, scene: Scene, seed: int) -> tuple[Boo
     return np.moveaxis(hidden, axis, -1), np.moveaxis(replaced, axis, -1)
 
 
-def _contents(
+def is_hidden(added: NDArray[np.floating]) -> Bools:
+    """Where what is added to the scores absorbs them."""
+    result: Bools = added.astype(np.float64) <= _HIDING  # beyond the range of fp16
+    return result
+
+
+def contents_of(
     values: Sequence[ir.Value], scene: Scene, seed: int
 ) -> Mapping[ir.Value, np.ndarray] | None:
-    """Flags and biases for everything the masks are computed from; some rows hide all."""
+    """Flags and biases for everything the masks are computed from; in some rows all are alike."""
     random = np.random.default_rng(seed)
     found: dict[ir.Value, np.ndarray] = {}
     for value in sorted(
@@ -110,7 +116,8 @@ def _contents(
             return None
         flags = random.random(dims) < 0.5
         if flags.ndim:
-            flags[..., :] &= random.random((*dims[:-1], 1)) < 0.6
+            row = random.random((*dims[:-1], 1))
+            flags = (flags & (row < 0.7)) | (row < 0.3)
         if kind == ir.DataType.BOOL:
             found[value] = flags
         elif kind.is_floating_point():

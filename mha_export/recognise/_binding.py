@@ -51,6 +51,8 @@ class Meeting:
     anchor: ir.Node
     static: bool = False
     """Whether a buffer that is written into may be a cache."""
+    appends: bool = True
+    """Whether a Concat above the keys may be a cache's; not where the node itself has a past."""
     cuts: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Sizes that each axis of the space is cut into, one row for each mask or bias."""
 
@@ -115,12 +117,16 @@ class _Binder:
         self.scene = scene
         self.stages = {
             "query": lifted(*meeting.query, self._way(None, True), scene),
-            "key": lifted(*meeting.key, self._way(meeting.keys, True), scene),
-            "value": lifted(*meeting.value, self._way(meeting.keys, False), scene),
+            "key": lifted(*meeting.key, self._way(self._cached_axis, True), scene),
+            "value": lifted(*meeting.value, self._way(self._cached_axis, False), scene),
         }
         self._same_cache()
         self.landings = landings(meeting.output[0], scene)
         self.casts = True
+
+    @property
+    def _cached_axis(self) -> int | None:
+        return self.meeting.keys if self.meeting.appends else None
 
     def _way(self, keys: int | None, rotates: bool) -> Way:
         own = self.meeting.summed if rotates else 1

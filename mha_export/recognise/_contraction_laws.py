@@ -134,11 +134,26 @@ def _microsoft_attention(facts: Facts) -> Sequence[Shape | None]:
     return [None, *rest]
 
 
+def _group_query_attention(facts: Facts) -> Sequence[Shape | None]:
+    """[b, s, h * d]; a present is as long as the queries where there is no past."""
+    shapes = [*facts.shapes, None, None, None, None]
+    query, key, past = shapes[0], shapes[1], shapes[3]
+    heads, kv_heads = facts.attributes["num_heads"], facts.attributes["kv_num_heads"]
+    rest: list[Shape | None] = [None] * (facts.outputs - 1)
+    if query is None or len(query) != 3 or query[2] is None:
+        return [None, *rest]
+    width = query[2] // (heads if key is not None else heads + 2 * kv_heads)
+    present = (query[0], kv_heads, query[1] if past is None else None, width)
+    output: Shape = (query[0], query[1], heads * width)
+    return [output, present, present, None][: facts.outputs]
+
+
 CONTRACTIONS: dict[str, Law] = {
     "Attention": _attention,
     "Einsum": _einsum,
     "FusedMatMul": _fused_matmul,
     "Gemm": _gemm,
+    "GroupQueryAttention": _group_query_attention,
     "MatMul": _matmul,
     "MatMulInteger": _matmul,
     "MatMulNBits": _matmul_nbits,

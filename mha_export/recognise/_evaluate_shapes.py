@@ -77,10 +77,22 @@ def _first_three_d(shapes: Shapes, attributes: Mapping[str, Any]) -> Shape | Non
     return query
 
 
+def _group_query_attention(shapes: Shapes, attributes: Mapping[str, Any]) -> Shape | None:
+    """[b, s, h * d], the query packed with key and value or not."""
+    query = shapes[0]
+    if query is None or len(query) != 3:
+        return None
+    if len(shapes) > 1 and shapes[1] is not None:
+        return query
+    heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
+    return (*query[:2], query[2] // (heads + 2 * kv_heads) * heads)
+
+
 RULES: dict[str, ShapeRule] = {
     "Attention": _attention,
     "FusedMatMul": _matmul,
     "Gemm": _gemm,
+    "GroupQueryAttention": _group_query_attention,
     "MatMul": _matmul,
     "MatMulInteger": _matmul,
     "MultiHeadAttention": _first_three_d,

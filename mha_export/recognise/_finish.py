@@ -18,7 +18,7 @@ from mha_export.operands import Heads, Layout
 from mha_export.recognise._origin import Origins, is_cross
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Site, Verdict
-from mha_export.spec import AttentionSpec, Dim
+from mha_export.spec import AttentionSpec, Dim, MaskSpec
 
 
 def finished(verdicts: Sequence[Verdict], scenes: Sequence[Scene]) -> tuple[Verdict, ...]:
@@ -41,8 +41,9 @@ def _stated(site: Site, scenes: Sequence[Scene], origins: Origins) -> Site:
         origins=origins,
     )
     batch, q_len, kv_len = _dims(site, scenes)
+    mask = _with_lengths(site, scenes, q_len, kv_len)
     try:
-        stated = spec.replace(cross=cross, batch=batch, q_len=q_len, kv_len=kv_len)
+        stated = spec.replace(cross=cross, batch=batch, q_len=q_len, kv_len=kv_len, mask=mask)
     except SpecError:
         stated = spec
     return dataclasses.replace(site, spec=stated)
@@ -61,6 +62,47 @@ def _dims(site: Site, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:
     if isinstance(past, int) and isinstance(new, int):
         return batch, q_len, past + new
     return batch, q_len, f"{past} + {new}"
+
+
+def _with_lengths(site: Site, scenes: Sequence[Scene], q_len: Dim, kv_len: Dim) -> MaskSpec:
+    """The mask, its keep and bias as long as queries and keys where they are so at every size."""
+    changes: dict[str, tuple[Dim, ...]] = {}
+    for name in ("keep", "bias"):
+        value, shape = getattr(site.operands, name), getattr(site.spec.mask, name)
+        if value is None or shape is None:
+            continue
+        dims = list(shape)
+        seen = [scene.dims(value) for scene in scenes]
+        for place, lengths, dim in (
+            (-2, [_queries(site, scene) for scene in scenes], q_len),
+            (-1, [_keys(site, scene) for scene in scenes], kv_len),
+        ):
+            own = [None if d is None or len(d) < -place else d[place] for d in seen]
+            if len(dims) >= -place and None not in own and own == lengths:
+                dims[place] = dim
+        changes[name] = tuple(dims)
+    return dataclasses.replace(site.spec.mask, **changes)  # type: ignore[arg-type]
+
+
+def _queries(site: Site, scene: Scene) -> int | None:
+    return _length_at(site.operands.query, scene)
+
+
+def _keys(site: Site, scene: Scene) -> int | None:
+    """All keys: of a buffer its length, else the past and the new ones."""
+    operands, cache = site.operands, site.spec.cache
+    new = _length_at(operands.key, scene)
+    if operands.past_key is None:
+        return new
+    past = _length_at(operands.past_key, scene)
+    if cache is not None and cache.growth != "concat":
+        return past
+    return None if past is None or new is None else past + new
+
+
+def _length_at(heads: Heads, scene: Scene) -> int | None:
+    dims = scene.dims(heads.value)
+    return None if dims is None else dims[2 if heads.layout is Layout.BHSD else 1]
 
 
 def _fallback(dim: Dim, default: str) -> str:

@@ -27,10 +27,10 @@ from mha_export.spec import CacheSpec, MaskSpec
 
 def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
     """The site with more of its graph folded in; None where nothing more is found."""
-    spec = site.spec
-    if spec.cache is not None or spec.uses_lengths or spec.value_source != "own":
+    spec, has_past = site.spec, site.operands.past_key is not None
+    if (spec.uses_lengths and not has_past) or spec.value_source != "own":
         return None
-    if spec.rotary is not None or spec.qk_norm is not None:
+    if spec.qk_norm is not None:
         return None
     found: list[Bound] = []
     for scene in scenes:
@@ -40,9 +40,13 @@ def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
             return None
         found.append(bound)
     first = found[0]
+    if has_past and not _fits_past(site, first):
+        return None
     common = agree(first.query.stage, first.key.stage, scenes[0])
     if common is None or any(_stated(b) != _stated(first) for b in found[1:]):
         return None
+    if spec.rotary is not None and (common.rotary is not None or first.key.past is not None):
+        return None  # two rotations, or keys rotated after the cache
     try:
         return _with(site, first, common, scenes[0])
     except SpecError:
@@ -52,6 +56,12 @@ def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
 def _is_bound(bound: Bound) -> bool:
     held = (bound.query.heads, bound.key.heads, bound.value.heads, bound.output)
     return all(heads is not None for heads in held) and not bound.mean
+
+
+def _fits_past(site: Site, bound: Bound) -> bool:
+    """Whether what the node's own past holds is what is folded in."""
+    held, scale = bound.key.heads, bound.key.stage.scale
+    return held is not None and held.heads == site.spec.kv_heads and scale == 1.0
 
 
 def _stated(bound: Bound) -> tuple[Any, ...]:
@@ -84,20 +94,20 @@ def _with(site: Site, bound: Bound, common: Common, scene: Scene) -> Site:
         query=query.heads,
         key=key.heads,
         value=value.heads,
-        past_key=key.past,
-        past_value=value.past,
-        rotary=common.tables,
+        past_key=key.past or site.operands.past_key,
+        past_value=value.past or site.operands.past_value,
+        rotary=common.tables or site.operands.rotary,
         **changes,
     )
     mask, carried = _mask(site, bound, scene)
-    cache = None
+    cache = site.spec.cache
     if key.past is not None:
         by_length = key.past.layout is Layout.BSHD
         cache = CacheSpec(growth="concat", layout="bshd" if by_length else "bhsd")
     spec = site.spec.replace(
         kv_heads=key.heads.heads,
         scale=site.spec.effective_scale * query.stage.scale * key.stage.scale,
-        rotary=common.rotary,
+        rotary=common.rotary or site.spec.rotary,
         qk_norm=common.norm,
         cache=cache,
         value_source="key_prefix" if bound.prefix else "own",
@@ -109,8 +119,8 @@ def _with(site: Site, bound: Bound, common: Common, scene: Scene) -> Site:
         spec=spec,
         operands=dataclasses.replace(operands, **carried),
         output=output,
-        present_key=key.present,
-        present_value=value.present,
+        present_key=key.present or site.present_key,
+        present_value=value.present or site.present_value,
     )
 
 
@@ -183,6 +193,7 @@ def _meeting(site: Site, scene: Scene) -> Meeting | None:
         value=(operands.value.value, shared(value)),
         output=(site.output.value, asked(output)),
         anchor=site.anchor,
+        appends=operands.past_key is None,
     )
 
 

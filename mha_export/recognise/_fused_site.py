@@ -16,6 +16,7 @@ from mha_export.recognise._axes import View
 from mha_export.recognise._bind import Pattern, bound
 from mha_export.recognise._downstream import landings
 from mha_export.recognise._fused_depth import deepened
+from mha_export.recognise._fused_rows import with_row_policy
 from mha_export.recognise._lift import Stage
 from mha_export.recognise._liveness import dying
 from mha_export.recognise._scene import Scene
@@ -24,6 +25,7 @@ from mha_export.recognise._site import Reason, Site
 
 def settled(site: Site, scenes: Sequence[Scene]) -> Site:
     """The site with operands and output where the graph holds them best, and all its nodes."""
+    site = with_row_policy(site, scenes)
     site = deepened(site, scenes) or _relaid(site, scenes)
     present = [h.value for h in (site.present_key, site.present_value) if h is not None]
     replaced = [site.output.value, *present]

@@ -17,11 +17,14 @@ from mha_export.forms._layout import as_layout, cast, ir_dtype, lowest
 from mha_export.operands import Heads, Operands, ScoreMask
 from mha_export.recognise import Site
 from mha_export.rewrite._outcome import Choice
-from mha_export.spec import AttentionSpec
+from mha_export.spec import AttentionSpec, EmptyRow
 
 SITE, SPEC, FORM, ORIGIN = (f"mha_export.{key}" for key in ("site", "spec", "form", "origin"))
 """Keys of ``metadata_props`` on emitted nodes: the site's id on all of them; spec, form and the
 node that was replaced on the one that computes the context."""
+
+
+_MOVING = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +49,7 @@ def emit_site(site: Site, choice: Choice, operands: Operands, *, prefix: str) ->
     scope = Scope(prefix, opset=choice.params.opset)
     operands = _in_io_type(scope, site.spec, operands)
     emitted = choice.form.emit(scope, site.spec, choice.params, operands)
-    main = emitted.output.value.producer()
+    main = _computing(scope, emitted.output.value)
     pairs = [(site.output.value, as_layout(scope, emitted.output, site.output.layout).value)]
     for old, new in (
         (site.present_key, emitted.present_key),
@@ -124,6 +127,19 @@ def _distinct(
     return result
 
 
+def _computing(scope: Scope, output: ir.Value) -> ir.Node | None:
+    """The emitted node that computes the context: what only moves or casts it may be tidied."""
+    own = set(scope.nodes)
+    node = output.producer()
+    while node is not None and node.domain == "" and node.op_type in _MOVING:
+        above = node.inputs[0]
+        maker = None if above is None else above.producer()
+        if maker not in own:
+            break
+        node = maker
+    return node
+
+
 def _annotate(scope: Scope, site: Site, choice: Choice, main: ir.Node | None) -> None:
     for node in scope.nodes:
         node.metadata_props[SITE] = site.id
@@ -147,8 +163,32 @@ def form_text(name: str, params: FormParams) -> str:
 
 def already_in_form(site: Site, choice: Choice) -> bool:
     """Whether an earlier rewrite left this very site in this very form."""
-    wanted = {SPEC: spec_text(site), FORM: form_text(choice.form.name, choice.params)}
+    form = form_text(choice.form.name, choice.params)
     return any(
-        all(node.metadata_props.get(key) == text for key, text in wanted.items())
+        node.metadata_props.get(FORM) == form
+        and _says(node.metadata_props.get(SPEC, ""), site.spec)
         for node in {site.anchor, *site.nodes}
     )
+
+
+def _says(text: str, spec: AttentionSpec) -> bool:
+    """Whether an emission that was to say ``text`` says ``spec``.
+
+    The two fills that absorb every score are one: hidden is hidden, and what such a fill decides,
+    a row without keys, ``empty_row`` says; where it says nothing, any will do. A form whose op
+    hides with -inf reads back as that, whatever number the source had. A length that was written
+    into the graph may be free now.
+    """
+    try:
+        stated = json.loads(text)
+    except ValueError:
+        return False
+    if not isinstance(stated, dict):
+        return False
+    own = spec.to_json()
+    for one in (stated, own):
+        one.pop("dims", None)
+        one["fill"] = "-inf" if one.get("fill") in ("min", None) else one["fill"]
+    if stated.get("empty_row") == EmptyRow.NOT_APPLICABLE.value:
+        stated["empty_row"] = own["empty_row"]
+    return stated == own

@@ -67,7 +67,7 @@ def _bound(
     if reading.rest:
         operands["bias"] = reading.rest[0].value
         bias = mask_shape(fused, reading.rest[0].value)
-    else:
+    elif reading.hides or reading.alibi_slopes is not None:
         operands["score_mask"] = ScoreMask(value=mask, kind=kind)
     spec = MaskSpec(
         causal=reading.causal,
@@ -86,6 +86,40 @@ def _bound(
     return Bound(spec=spec, operands=operands)
 
 
+def beside(own: MaskSpec, bound: Bound, *, sinks: bool) -> Bound | None:
+    """``bound`` with what the node itself hides by -inf; None where no one statement says both.
+
+    ``own`` states causality and windows alone. Rules of positions are one only where they count
+    from the same position; a finite fill of the mask beside -inf only where no row can tell.
+    """
+    mask = bound.spec
+    if not own.hides_keys:
+        return bound
+    if (
+        mask.lengths
+        or mask.prefix
+        or (mask.causal or own.causal) is not (own.causal or mask.causal)
+    ):
+        return None
+    named = mask.padding or mask.documents or mask.block is not None or mask.keep is not None
+    if mask.hides_keys and mask.fill != "-inf" and (named or mask.bias) and not sinks:
+        return None
+    spec = dataclasses.replace(
+        mask,
+        causal=own.causal or mask.causal,
+        left_window=_narrower(own.left_window, mask.left_window),
+        right_window=_narrower(own.right_window, mask.right_window),
+    )
+    operands = dict(bound.operands)
+    if spec != mask:  # the mask input alone does not state what the node adds to it
+        operands.pop("score_mask", None)
+    return Bound(spec=spec, operands=operands)
+
+
+def _narrower(left: int | None, right: int | None) -> int | None:
+    return left if right is None else right if left is None else min(left, right)
+
+
 def mask_shape(fused: FusedNode, value: ir.Value) -> tuple[Dim, ...]:
     """The shape as a spec states it: numbers, or the graph's own names."""
     rank = fused.rank(value)
@@ -100,8 +134,12 @@ def mask_shape(fused: FusedNode, value: ir.Value) -> tuple[Dim, ...]:
     return tuple(found)
 
 
-def with_empty_rows(bound: Bound, policy: EmptyRow) -> Bound:
-    """The same with the node's own policy for a row in which every key is masked by -inf."""
-    if bound.spec.fill != "-inf" or not bound.spec.may_empty_a_row:
+def with_empty_rows(bound: Bound, policy: EmptyRow, *, sinks: bool = False) -> Bound:
+    """The same with the node's own policy for a row in which every key is masked by -inf.
+
+    With a sink it is zero, whatever the fill.
+    """
+    if not bound.spec.may_empty_a_row or (bound.spec.fill != "-inf" and not sinks):
         return bound
+    policy = EmptyRow.ZERO if sinks else policy
     return Bound(spec=dataclasses.replace(bound.spec, empty_row=policy), operands=bound.operands)

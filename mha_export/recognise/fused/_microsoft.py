@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout
-from mha_export.recognise.fused._mask_reading import Bound, mask_shape
+from mha_export.recognise._masks_sizes import ScoreShape
+from mha_export.recognise.fused._mask_reading import Bound, mask_shape, named, with_empty_rows
 from mha_export.recognise.fused._node import FusedNode, short
 from mha_export.spec import CausalAlignment, Dim, EmptyRow, MaskSpec
 
@@ -25,8 +26,12 @@ def masked(
     bias: ir.Value | None,
     causal: CausalAlignment | None,
     batch: ir.Value,
+    scores: ScoreShape,
+    sinks: bool = False,
 ) -> Bound:
     """Flags or lengths, an attention bias and causality as one mask spec.
+
+    A bias that is all there is, is read for what it means.
 
     A finite filter beside the causal minimum is two fills; the flags are then bound as a bias.
     """
@@ -35,12 +40,18 @@ def masked(
     shape: tuple[Dim, ...] | None = None
     if bias is not None:
         operands["bias"], shape = bias, mask_shape(fused, bias)
+    if mask is None and causal is None and bias is not None:
+        cached = scores.past is not None
+        found = named(fused, bias, kind="additive", scores=scores, cached=cached)
+        if found is not None:
+            return with_empty_rows(found, EmptyRow.NAN, sinks=sinks)
     if mask is None:
+        empty = EmptyRow.ZERO if sinks else EmptyRow.NAN
         spec = MaskSpec(
             causal=causal,
             bias=shape,
             fill="-inf" if causal is None else "min",
-            empty_row=EmptyRow.NOT_APPLICABLE if shape is None else EmptyRow.NAN,
+            empty_row=EmptyRow.NOT_APPLICABLE if shape is None else empty,
         )
         return Bound(spec=spec, operands=operands)
     rank = fused.rank(mask)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout, Operands
+from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._site import Reason, Site
 from mha_export.recognise.fused import _microsoft as microsoft
 from mha_export.recognise.fused._node import FusedNode, Reader
@@ -25,7 +26,19 @@ def _read(fused: FusedNode) -> Site:
     if fused.whole("unidirectional", 0):
         causal = CausalAlignment.BOTTOM_RIGHT if past else CausalAlignment.TOP_LEFT
     bound = microsoft.masked(
-        fused, mask=fused.input(3), bias=fused.input(5), causal=causal, batch=source
+        fused,
+        mask=fused.input(3),
+        bias=fused.input(5),
+        causal=causal,
+        batch=source,
+        scores=ScoreShape(
+            query=source,
+            key=source,
+            heads=query.heads,
+            query_axis=1,
+            key_axis=1,
+            past=past["past_key"].value if past else None,
+        ),
     )
     spec = AttentionSpec(
         q_heads=query.heads,

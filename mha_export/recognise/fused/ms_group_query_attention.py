@@ -9,6 +9,7 @@ read as if they did not but may not be replaced. A past as long as the present i
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,15 @@ import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout, Operands, RotaryTables
 from mha_export.recognise import _masks_sizes as graph_sizes
+from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._site import Reason, Site
 from mha_export.recognise.fused import _microsoft as microsoft
-from mha_export.recognise.fused._mask_reading import mask_shape
+from mha_export.recognise.fused._mask_reading import (
+    beside,
+    mask_shape,
+    named,
+    with_empty_rows,
+)
 from mha_export.recognise.fused._node import FusedNode, Reader
 from mha_export.spec import (
     AttentionSpec,
@@ -48,6 +55,17 @@ class _Inputs:
     past_value: Heads | None
     growth: str | None
     """``concat``, ``shared_buffer``, or None without a past."""
+
+    @property
+    def scores(self) -> ScoreShape:
+        return ScoreShape(
+            query=self.query.value,
+            key=self.key.value,
+            heads=self.query.heads,
+            query_axis=1,
+            key_axis=1,
+            past=None if self.past_key is None else self.past_key.value,
+        )
 
 
 def _read(fused: FusedNode) -> Site:
@@ -218,25 +236,36 @@ def _mask(fused: FusedNode, inputs: _Inputs) -> tuple[MaskSpec, dict[str, Any]]:
         fused.refuse("window-without-causal", "local_window_size is given but causal is 0")
     if window == 0:
         fused.refuse("window-empty", "local_window_size is 0: expected -1 or above 0")
+    alignment = None
+    if causal:
+        alignment = CausalAlignment.BOTTOM_RIGHT if inputs.growth else CausalAlignment.TOP_LEFT
+    own = MaskSpec(causal=alignment, left_window=None if window < 0 else window - 1)
     operands: dict[str, Any] = {}
-    bias, shape = fused.input(10), None
-    if bias is not None:
-        operands["bias"], shape = bias, mask_shape(fused, bias)
     if inputs.growth == "shared_buffer":
         lengths = microsoft.as_int64(fused, fused.required(5, "seqlens_k"))
         operands["kv_lengths"] = fused.derive(
             "Add", [lengths, np.asarray(1, np.int64)], dtype=ir.DataType.INT64
         )
-    alignment = None
-    if causal:
-        alignment = CausalAlignment.BOTTOM_RIGHT if inputs.growth else CausalAlignment.TOP_LEFT
-    spec = MaskSpec(
-        causal=alignment,
-        left_window=None if window < 0 else window - 1,
-        bias=shape,
-        empty_row=EmptyRow.NOT_APPLICABLE if bias is None else EmptyRow.NAN,
-    )
-    return spec, operands
+    bias = fused.input(10)
+    if bias is None:
+        return own, operands
+    read = None
+    if inputs.growth != "shared_buffer":
+        read = named(
+            fused,
+            bias,
+            kind="additive",
+            scores=inputs.scores,
+            cached=inputs.growth is not None,
+        )
+    sinks = _has_sinks(fused)
+    found = None if read is None else beside(own, read, sinks=sinks)
+    if found is not None:
+        found = with_empty_rows(found, EmptyRow.NAN, sinks=sinks)
+        return found.spec, {**operands, **found.operands}
+    empty = EmptyRow.ZERO if sinks else EmptyRow.NAN
+    spec = dataclasses.replace(own, bias=mask_shape(fused, bias), empty_row=empty)
+    return spec, {**operands, "bias": bias}
 
 
 def _rotary(
@@ -299,9 +328,9 @@ def _norm(fused: FusedNode, operands: dict[str, Any]) -> QkNormSpec | None:
 
 
 def _sinks(fused: FusedNode, inputs: _Inputs, operands: dict[str, Any]) -> bool:
-    sink, smooth = fused.input(11), bool(fused.whole("smooth_softmax", 0))
-    if sink is None and not smooth:
+    if not _has_sinks(fused):
         return False
+    sink, smooth = fused.input(11), bool(fused.whole("smooth_softmax", 0))
     if sink is not None and smooth:
         fused.refuse("two-sinks", "smooth_softmax and head_sink are both given")
     if sink is None:
@@ -310,6 +339,10 @@ def _sinks(fused: FusedNode, inputs: _Inputs, operands: dict[str, Any]) -> bool:
         sink = fused.derive("Identity", [zeros], dtype=dtype, shape=[inputs.query.heads])
     operands["sinks"] = sink
     return True
+
+
+def _has_sinks(fused: FusedNode) -> bool:
+    return fused.input(11) is not None or bool(fused.whole("smooth_softmax", 0))
 
 
 READER = Reader(domain="com.microsoft", op_type="GroupQueryAttention", read=_read)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout, Operands
+from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._site import Site
 from mha_export.recognise.fused import _microsoft as microsoft
 from mha_export.recognise.fused import _upstream as upstream
 from mha_export.recognise.fused._node import FusedNode, Reader, short
+from mha_export.recognise.fused._sink_key import sink_key
 from mha_export.recognise.fused._upstream import Agreed, Lineage
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment
 
@@ -37,10 +39,28 @@ def _read(fused: FusedNode) -> Site:
         if past_key is not None:
             causal = CausalAlignment.BOTTOM_RIGHT
     first = fused.required(0, "query")
-    bound = microsoft.masked(
-        fused, mask=fused.input(4), bias=fused.input(5), causal=causal, batch=first
-    )
+    bias, sinks = fused.input(5), None
+    if causal is None and past_key is None and fused.input(4) is None:
+        sunk = sink_key(fused, key, value, bias, count)
+        if sunk is not None:
+            key, value, bias, sinks = sunk.key, sunk.value, sunk.mask, sunk.sinks
     key_axis = 2 if key.layout is Layout.BHSD else 1
+    bound = microsoft.masked(
+        fused,
+        mask=fused.input(4),
+        bias=bias,
+        causal=causal,
+        batch=first,
+        scores=ScoreShape(
+            query=query.value,
+            key=key.value,
+            heads=count,
+            query_axis=1,
+            key_axis=key_axis,
+            past=None if past_key is None else past_key.value,
+        ),
+        sinks=sinks is not None,
+    )
     shapes = fused.shape(query.value), fused.shape(key.value)
     cross = (
         past_key is None
@@ -59,6 +79,7 @@ def _read(fused: FusedNode) -> Site:
         head_dim=query.dim,
         v_head_dim=value.dim,
         scale=_scale(fused, query.dim, over.scale * under.scale),
+        sinks=sinks is not None,
         mask=bound.spec,
         rotary=agreed.rotary,
         qk_norm=agreed.norm,
@@ -75,6 +96,7 @@ def _read(fused: FusedNode) -> Site:
         value=value,
         past_key=past_key,
         past_value=past_value,
+        sinks=sinks,
         rotary=agreed.tables,
         q_norm_weight=None if over.norm is None else over.norm.weight,
         k_norm_weight=None if under.norm is None else under.norm.weight,

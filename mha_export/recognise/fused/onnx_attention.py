@@ -13,12 +13,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from mha_export.operands import Heads, Layout, Operands, ScoreMask
+from mha_export.operands import Heads, Layout, Operands
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._site import Site
 from mha_export.recognise.fused import _upstream as upstream
 from mha_export.recognise.fused._mask_reading import Bound, mask_shape, named, with_empty_rows
 from mha_export.recognise.fused._node import FusedNode, Reader, short
+from mha_export.recognise.fused._sink_key import sink_key
 from mha_export.recognise.fused._upstream import Agreed, Lineage
 from mha_export.spec import (
     AttentionSpec,
@@ -43,6 +44,7 @@ class _Inputs:
     past_key: Heads | None
     past_value: Heads | None
     lengths: ir.Value | None
+    sinks: ir.Value | None = None
 
     @property
     def scores(self) -> ScoreShape:
@@ -76,6 +78,7 @@ def _read(fused: FusedNode) -> Site:
         v_head_dim=value.heads.dim,
         scale=_scale(fused, inputs, query.scale * key.scale),
         softcap=fused.number("softcap", 0.0) or None,
+        sinks=inputs.sinks is not None,
         mask=bound.spec,
         rotary=agreed.rotary,
         qk_norm=agreed.norm,
@@ -94,6 +97,7 @@ def _read(fused: FusedNode) -> Site:
         value=value.heads,
         past_key=past_key,
         past_value=past_value,
+        sinks=inputs.sinks,
         rotary=agreed.tables,
         q_norm_weight=None if query.norm is None else query.norm.weight,
         k_norm_weight=None if key.norm is None else key.norm.weight,
@@ -160,28 +164,35 @@ def _inputs(fused: FusedNode) -> _Inputs:
     lengths = fused.input(6)
     if lengths is not None and past[0] is not None:
         fused.refuse("past-with-lengths", "past_key and nonpad_kv_seqlen exclude each other")
-    return _Inputs(
-        query=fused.heads(query, layout, count),
-        key=fused.heads(key, layout, kv_count),
-        value=fused.heads(value, layout, kv_count),
-        mask=fused.input(3),
-        past_key=None if past[0] is None else fused.heads(past[0], Layout.BHSD, kv_count),
-        past_value=None if past[1] is None else fused.heads(past[1], Layout.BHSD, kv_count),
-        lengths=lengths,
+    return _without_sink(
+        fused,
+        _Inputs(
+            query=fused.heads(query, layout, count),
+            key=fused.heads(key, layout, kv_count),
+            value=fused.heads(value, layout, kv_count),
+            mask=fused.input(3),
+            past_key=None if past[0] is None else fused.heads(past[0], Layout.BHSD, kv_count),
+            past_value=None if past[1] is None else fused.heads(past[1], Layout.BHSD, kv_count),
+            lengths=lengths,
+        ),
+    )
+
+
+def _without_sink(fused: FusedNode, inputs: _Inputs) -> _Inputs:
+    """The inputs with an extra key of zeros taken for the sink it is."""
+    if inputs.past_key is not None or _own_mask(fused, inputs).hides_keys:
+        return inputs
+    found = sink_key(fused, inputs.key, inputs.value, inputs.mask, inputs.query.heads)
+    if found is None:
+        return inputs
+    return dataclasses.replace(
+        inputs, key=found.key, value=found.value, mask=found.mask, sinks=found.sinks
     )
 
 
 def _mask(fused: FusedNode, inputs: _Inputs) -> Bound:
     """The attributes' own masking, and the mask input named or bound as it is."""
-    causal = _causal(fused, inputs)
-    left, right = fused.whole("left_window_size", -1), fused.whole("right_window_size", -1)
-    own = MaskSpec(
-        causal=causal,
-        left_window=None if left < 0 else left,
-        right_window=None if right < 0 else right,
-        lengths=inputs.lengths is not None,
-        empty_row=EmptyRow.NOT_APPLICABLE if inputs.lengths is None else EmptyRow.ZERO,
-    )
+    own = _own_mask(fused, inputs)
     operands: dict[str, Any] = {}
     if inputs.lengths is not None:
         operands["kv_lengths"] = inputs.lengths
@@ -197,13 +208,9 @@ def _mask(fused: FusedNode, inputs: _Inputs) -> Bound:
             cached=inputs.past_key is not None,
         )
         if found is not None:
-            return with_empty_rows(found, EmptyRow.ZERO)
+            return with_empty_rows(found, EmptyRow.ZERO, sinks=inputs.sinks is not None)
     shape = mask_shape(fused, inputs.mask)
     operands["keep" if boolean else "bias"] = inputs.mask
-    if not own.hides_keys:
-        operands["score_mask"] = ScoreMask(
-            value=inputs.mask, kind="keep" if boolean else "additive"
-        )
     spec = dataclasses.replace(
         own,
         keep=shape if boolean else None,
@@ -211,6 +218,17 @@ def _mask(fused: FusedNode, inputs: _Inputs) -> Bound:
         empty_row=EmptyRow.ZERO,
     )
     return Bound(spec=spec, operands=operands)
+
+
+def _own_mask(fused: FusedNode, inputs: _Inputs) -> MaskSpec:
+    left, right = fused.whole("left_window_size", -1), fused.whole("right_window_size", -1)
+    return MaskSpec(
+        causal=_causal(fused, inputs),
+        left_window=None if left < 0 else left,
+        right_window=None if right < 0 else right,
+        lengths=inputs.lengths is not None,
+        empty_row=EmptyRow.NOT_APPLICABLE if inputs.lengths is None else EmptyRow.ZERO,
+    )
 
 
 def _causal(fused: FusedNode, inputs: _Inputs) -> CausalAlignment | None:
