@@ -6,18 +6,20 @@ shuffled. Each turn begins with a run that does not count: another candidate has
 since. Every few rounds each candidate is loaded anew, for where its memory happens to lie makes
 a session a percent faster or slower than its twin.
 Ratios are taken within rounds, so a machine that slows down for a while slows both sides. Rounds
-go on until the intervals are narrow or the time is up, so a restless machine is measured longer.
+in which the machine itself was slow (see ``_pace``) do not count. Rounds go on until enough count
+and the intervals are narrow, or the time is up, so a restless machine is measured longer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mha_export.measure._pace import Pace, calm_rounds
 from mha_export.measure.statistics import latency_of, ratio_of
 from mha_export.report.records import LatencyRecord, RatioRecord
 from mha_export.targets import Limits, Outcome, TargetWorker
@@ -25,6 +27,7 @@ from mha_export.targets import Limits, Outcome, TargetWorker
 TIMER = "perf_counter around each run, device synchronised"
 MOST_RUNS = 200
 LEAST_ROUNDS = 5
+FEWEST_CALM = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class LatencySettings:
     """How long to measure.
 
     Attributes:
-        rounds: how often the candidates take turns, at least.
+        rounds: how often the candidates take turns, at least; so many must count.
         interval: rounds go on until every interval is this narrow: that of the ratios where there
             is a baseline, else that of the medians, relative to them.
         most_rounds: but no more rounds than this.
@@ -165,6 +168,7 @@ def measure_latency(
     *,
     baseline: str | None = None,
     settings: LatencySettings | None = None,
+    pace: Callable[[], float] | None = None,
 ) -> dict[str, Timing]:
     """Time every contender, interleaved.
 
@@ -172,6 +176,7 @@ def measure_latency(
         contenders: each with a name of its own.
         baseline: name of the contender that ratios refer to; it gets none itself.
         settings: how long.
+        pace: gives the time of a fixed piece of work, once a round; default: ``Pace``.
 
     Returns:
         By name. One that fails on the way is a ``problem``; the others go on.
@@ -185,22 +190,44 @@ def measure_latency(
         raise ValueError("contenders share a name")
     if baseline is not None and baseline not in turns:
         raise ValueError(f"baseline {baseline!r} is none of {sorted(turns)}")
-    order = np.random.default_rng(settings.seed)
     names = list(turns)
     for name in names:
         turns[name].warm_up()
+    if pace is not None:
+        calm = _take_turns(turns, baseline, settings, pace)
+    else:
+        with Pace() as own_pace:
+            calm = _take_turns(turns, baseline, settings, own_pace)
+    return {name: _timing(turns, name, baseline, settings, calm) for name in names}
+
+
+def _take_turns(
+    turns: Mapping[str, _Turns],
+    baseline: str | None,
+    settings: LatencySettings,
+    pace: Callable[[], float],
+) -> np.ndarray:
+    """All rounds; returns which of them count: where few would, nothing can be told, and all do."""
+    order = np.random.default_rng(settings.seed)
+    names = list(turns)
     least, most = _rounds(turns.values(), settings)
-    done = since = 0
-    while done < least or (done < most and _wide(turns, baseline, settings)):
-        for _ in range(min(least, most - done)):
+    paces: list[float] = []
+    calm = np.zeros(0, dtype=bool)
+    since = 0
+    while len(paces) < least or (
+        len(paces) < most and (calm.sum() < least or _wide(turns, baseline, settings, calm))
+    ):
+        for _ in range(min(least, most - len(paces))):
             if since >= _stretch(turns.values(), settings):
                 since = 0
                 for name in names:
                     turns[name].load_anew()
+            paces.append(pace())
             for index in order.permutation(len(names)):
                 turns[names[index]].turn()
-            done, since = done + 1, since + 1
-    return {name: _timing(turns, name, baseline, settings) for name in names}
+            since += 1
+        calm = calm_rounds(paces)
+    return calm if calm.sum() >= FEWEST_CALM else np.ones_like(calm)
 
 
 def _rounds(turns: Iterable[_Turns], settings: LatencySettings) -> tuple[int, int]:
@@ -217,9 +244,14 @@ def _stretch(turns: Iterable[_Turns], settings: LatencySettings) -> int:
     return max(settings.stretch, math.ceil(max(shares, default=0.0)))
 
 
-def _wide(turns: Mapping[str, _Turns], baseline: str | None, settings: LatencySettings) -> bool:
+def _wide(
+    turns: Mapping[str, _Turns],
+    baseline: str | None,
+    settings: LatencySettings,
+    calm: np.ndarray,
+) -> bool:
     """Whether an interval is still wider than asked for; one that failed has none."""
-    timings = [_timing(turns, name, baseline, settings) for name in turns]
+    timings = [_timing(turns, name, baseline, settings, calm) for name in turns]
     if baseline is not None and turns[baseline].problem is None:
         intervals = [t.vs.high - t.vs.low for t in timings if t.vs is not None]
     else:
@@ -228,7 +260,11 @@ def _wide(turns: Mapping[str, _Turns], baseline: str | None, settings: LatencySe
 
 
 def _timing(
-    turns: Mapping[str, _Turns], name: str, baseline: str | None, settings: LatencySettings
+    turns: Mapping[str, _Turns],
+    name: str,
+    baseline: str | None,
+    settings: LatencySettings,
+    calm: np.ndarray,
 ) -> Timing:
     own = turns[name]
     if own.problem is not None or not own.rounds:
@@ -242,15 +278,16 @@ def _timing(
         base = turns[baseline]
         if base.problem is None:
             vs = ratio_of(
-                own.array(),
-                base.array(),
+                own.array()[calm],
+                base.array()[calm],
                 name=baseline,
                 stretch=_stretch(turns.values(), settings),
                 seed=settings.seed,
             )
     return Timing(
         latency=latency_of(
-            own.array(),
+            own.array()[calm],
+            disturbed=int(calm.size - calm.sum()),
             stretch=_stretch(turns.values(), settings),
             warmup=own.warmup + len(own.rounds),
             timer=TIMER,

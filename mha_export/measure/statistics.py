@@ -19,6 +19,7 @@ def latency_of(
     timer: str,
     threads: int | None = None,
     stretch: int = 1,
+    disturbed: int | None = None,
     seed: int = 0,
 ) -> LatencyRecord:
     """Percentiles over all runs, and the interval of the median by resampling stretches of rounds.
@@ -33,6 +34,7 @@ def latency_of(
         timer: what read the time.
         threads: how many the runtime was given.
         stretch: how many consecutive rounds one session made.
+        disturbed: how many rounds more there were in which the machine was slow.
         seed: of the resampling.
     """
     flat = rounds.reshape(-1)
@@ -52,6 +54,7 @@ def latency_of(
         timer=timer,
         threads=threads,
         rounds=int(rounds.shape[0]),
+        disturbed=disturbed,
         low=low,
         high=high,
     )

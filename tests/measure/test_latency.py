@@ -16,12 +16,17 @@ from mha_export.measure import (
     machine_record,
     measure_latency,
 )
+from mha_export.measure._pace import Pace, calm_rounds
 from mha_export.measure.roofline import Ceilings, Work, rates
 from mha_export.measure.statistics import latency_of, ratio_of
 from mha_export.report.records import MachineRecord
 from mha_export.targets import Loaded, Outcome
 
 SETTINGS = LatencySettings(rounds=6, turn_ms=4.0, warmup_ms=4.0, seed=1)
+
+
+def even_pace() -> float:
+    return 1.0
 
 
 class FakeWorker:
@@ -58,7 +63,7 @@ def _contender(worker: FakeWorker) -> Contender:
 def test_candidates_take_turns_in_a_shuffled_order() -> None:
     log: list[tuple[str, int]] = []
     workers = [FakeWorker(name, 1.0, log) for name in "abc"]
-    measure_latency([_contender(w) for w in workers], settings=SETTINGS)
+    measure_latency([_contender(w) for w in workers], settings=SETTINGS, pace=even_pace)
     turns = [name for name, runs in log if runs > 1][-3 * SETTINGS.rounds :]
     rounds = [tuple(turns[i : i + 3]) for i in range(0, len(turns), 3)]
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
@@ -68,7 +73,9 @@ def test_candidates_take_turns_in_a_shuffled_order() -> None:
 def test_ratios_refer_to_the_baseline() -> None:
     log: list[tuple[str, int]] = []
     workers = [FakeWorker("raw", 2.0, log), FakeWorker("fast", 0.5, log)]
-    found = measure_latency([_contender(w) for w in workers], baseline="raw", settings=SETTINGS)
+    found = measure_latency(
+        [_contender(w) for w in workers], baseline="raw", settings=SETTINGS, pace=even_pace
+    )
     assert found["raw"].vs is None
     vs = found["fast"].vs
     assert vs is not None
@@ -85,7 +92,9 @@ def test_ratios_refer_to_the_baseline() -> None:
 def test_one_that_dies_does_not_take_the_others_with_it(dies_at: int) -> None:
     log: list[tuple[str, int]] = []
     workers = [FakeWorker("a", 1.0, log), FakeWorker("b", 1.0, log, dies_at=dies_at)]
-    found = measure_latency([_contender(w) for w in workers], baseline="b", settings=SETTINGS)
+    found = measure_latency(
+        [_contender(w) for w in workers], baseline="b", settings=SETTINGS, pace=even_pace
+    )
     assert found["b"].latency is None
     assert "SIGSEGV" in (found["b"].problem or "")
     assert found["a"].latency is not None
@@ -94,7 +103,9 @@ def test_one_that_dies_does_not_take_the_others_with_it(dies_at: int) -> None:
 
 def test_no_candidate_is_timed_in_a_process_with_a_history() -> None:
     log: list[tuple[str, int]] = []
-    measure_latency([_contender(FakeWorker(name, 1.0, log)) for name in "ab"], settings=SETTINGS)
+    measure_latency(
+        [_contender(FakeWorker(name, 1.0, log)) for name in "ab"], settings=SETTINGS, pace=even_pace
+    )
     for name in "ab":
         assert next(runs for who, runs in log if who == name) == 0
 
@@ -110,13 +121,18 @@ def test_candidates_are_loaded_anew_between_stretches(load_ms: float, loads: int
     worker = FakeWorker("a", 1.0, [])
     worker.load_ms = load_ms
     settings = dataclasses.replace(SETTINGS, rounds=12)
-    measure_latency([_contender(worker)], settings=settings)
+    measure_latency([_contender(worker)], settings=settings, pace=even_pace)
     assert worker.loads == loads
 
 
 def test_a_baseline_must_be_a_contender() -> None:
     with pytest.raises(ValueError, match="baseline 'raw' is none of"):
-        measure_latency([_contender(FakeWorker("a", 1.0, []))], baseline="raw", settings=SETTINGS)
+        measure_latency(
+            [_contender(FakeWorker("a", 1.0, []))],
+            baseline="raw",
+            settings=SETTINGS,
+            pace=even_pace,
+        )
 
 
 def _rounds(scale: float, seed: int) -> np.ndarray:
@@ -203,13 +219,78 @@ class RestlessWorker(FakeWorker):
 )
 def test_a_restless_machine_is_measured_longer(spread: float, rounds: int | range) -> None:
     settings = LatencySettings(rounds=10, most_rounds=120, interval=0.035, turn_ms=4.0)
-    found = measure_latency([_contender(RestlessWorker("a", spread))], settings=settings)
+    found = measure_latency(
+        [_contender(RestlessWorker("a", spread))], settings=settings, pace=even_pace
+    )
     got = found["a"].latency
     assert got is not None
     assert got.rounds == rounds or (isinstance(rounds, range) and got.rounds in rounds)
     if isinstance(rounds, range):
         assert got.interval is not None
         assert got.interval <= settings.interval
+
+
+class SlowedWorker(FakeWorker):
+    """Half as fast while the machine is disturbed, which ``pace`` sees too."""
+
+    def __init__(self, disturbed: range) -> None:
+        super().__init__("a", 1.0, [])
+        self.disturbed = disturbed
+        self.round = -1
+
+    def pace(self) -> float:
+        self.round += 1
+        return 1.3 if self.round in self.disturbed else 1.0
+
+    def time(self, *args: Any, repeats: int, **options: Any) -> Outcome[Sequence[float]]:
+        self.ms = 2.0 if self.round in self.disturbed else 1.0
+        return super().time(*args, repeats=repeats, **options)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "counted", "left_out"),
+    [
+        pytest.param(range(0), 30, 0, id="none"),
+        pytest.param(range(25), 35, 25, id="the first 25: measured until 30 count"),
+        pytest.param(range(40, 100), 30, 0, id="later than it lasts"),
+    ],
+)
+def test_rounds_of_a_slowed_machine_do_not_count(
+    disturbed: range, counted: int, left_out: int
+) -> None:
+    worker = SlowedWorker(disturbed)
+    settings = LatencySettings(rounds=30, turn_ms=4.0, warmup_ms=4.0)
+    found = measure_latency([_contender(worker)], settings=settings, pace=worker.pace)["a"].latency
+    assert found is not None
+    assert (found.rounds, found.disturbed) == (counted, left_out)
+    assert (found.p10, found.p99) == (1.0, 1.0)
+
+
+def test_where_few_rounds_are_calm_all_count() -> None:
+    worker = SlowedWorker(range(5, 100))
+    settings = LatencySettings(rounds=30, most_rounds=30, turn_ms=4.0, warmup_ms=4.0)
+    found = measure_latency([_contender(worker)], settings=settings, pace=worker.pace)["a"].latency
+    assert found is not None
+    assert (found.rounds, found.disturbed, found.p50) == (30, 0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("paces", "calm"),
+    [
+        pytest.param([1.0] * 9 + [9.0], 10, id="one jerk is the kernel's own, not the machine's"),
+        pytest.param([1.0] * 5 + [1.2] * 35, 5, id="a tenth is enough to know the pace"),
+        pytest.param([1.0] * 20 + [1.04] * 20, 40, id="within the tolerance"),
+        pytest.param([1.0] * 20 + [1.06] * 20, 20, id="beyond it"),
+        pytest.param([1.06] * 20 + [1.0] * 20, 20, id="the later half"),
+    ],
+)
+def test_calm_rounds_are_those_near_the_best_tenth(paces: list[float], calm: int) -> None:
+    assert calm_rounds(paces).sum() == calm
+
+
+def test_the_pace_of_this_machine_is_a_time() -> None:
+    with Pace() as pace:
+        assert 0.0 < pace() < 60_000.0
 
 
 def test_the_interval_knows_that_the_machine_drifts() -> None:

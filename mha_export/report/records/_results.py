@@ -124,6 +124,8 @@ class LatencyRecord(Record):
     timer: str
     threads: int | None = None
     rounds: int | None = None
+    disturbed: int | None = None
+    """Rounds besides, in which the machine itself ran slower than it does: they do not count."""
     low: float | None = None
     """95% bootstrap interval of p50."""
     high: float | None = None
