@@ -106,15 +106,20 @@ write_constraints() {
 pip_install() {
   local index=()
   [ -z "${MHA_EXPORT_TORCH_INDEX:-}" ] || index=(--extra-index-url "$MHA_EXPORT_TORCH_INDEX")
-  "$PYTHON" -m pip install --quiet --no-input --disable-pip-version-check \
+  "$PYTHON" -m pip install --no-input --disable-pip-version-check \
     --constraint "$VENV/constraints.txt" ${index[@]+"${index[@]}"} "$@" >>"$LOG" 2>&1
+}
+
+# Whether the log says that pip found no CPU build of torch, or that a conflict hangs on it.
+lacks_cpu_torch() {
+  grep -Eq '(requirement|distribution found for|\(constraint\)) torch==[0-9.]+\+cpu' "$1"
 }
 
 install_all() {
   write_constraints
   if ! pip_install --editable "$ROOT[$1]"; then
     tail -n 15 "$LOG" >&2
-    if grep -q 'torch==.*+cpu' "$LOG"; then
+    if lacks_cpu_torch "$LOG"; then
       fail "pip finds no CPU build of torch for this Python" \
         "set MHA_EXPORT_TORCH_INDEX to the index of CPU builds that PyTorch's install page names, \
 or MHA_EXPORT_TORCH=any to take the build pip finds (on Linux with several GB of CUDA packages)"

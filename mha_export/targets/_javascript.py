@@ -158,9 +158,9 @@ def webgpu_placement(lines: Sequence[str]) -> Placement:
 
     The log holds ``Node placements``, then for each provider ``Node(s) placed on [X]. Number of
     nodes: n`` and a line ``  Op (name)`` for each, or one line ``All nodes placed on [X]. Number of
-    nodes: n``.
+    nodes: n``. The log has no types: of the nodes on the device all count as computing.
     """
-    on_target, elsewhere, provider = 0, [], ""
+    on_target, elsewhere, shapes, provider = 0, [], 0, ""
     for line in lines:
         if found := PLACED.search(line):
             provider = found[2]
@@ -171,7 +171,9 @@ def webgpu_placement(lines: Sequence[str]) -> Placement:
         elif provider and (node := PLACED_NODE.search(line)) and "Memcpy" not in node[1]:
             if "WebGpu" in provider:
                 on_target += 1
-            elif node[1] not in SHAPE_OPS:
+            elif node[1] in SHAPE_OPS:
+                shapes += 1
+            else:
                 elsewhere.append(f"{node[2]} ({node[1]}) -> {provider}")
     return Placement(
         float_compute_nodes=on_target + len(elsewhere),
@@ -180,6 +182,8 @@ def webgpu_placement(lines: Sequence[str]) -> Placement:
         evidence="onnxruntime-web's log of node placements"
         if provider
         else "onnxruntime-web logged no node placements",
+        other_nodes=shapes if provider else None,
+        other_on_target=0 if provider else None,
     )
 
 

@@ -54,15 +54,19 @@ def profiled_placement(
 
 
 def placement_of(events: Iterable[Mapping[str, Any]], *, provider: str) -> Placement:
-    """Count the floating-point nodes of a profile by provider."""
+    """Count the nodes of a profile by provider: those that compute in floats, and the others."""
     ran: dict[str, tuple[str, str]] = {}
+    others: dict[str, str] = {}
     for event in events:
         args = event.get("args", {})
         if event.get("cat") != "Node" or "provider" not in args:
             continue
+        name = str(event["name"]).removesuffix("_kernel_time")
+        op, where = str(args.get("op_name", "?")), str(args["provider"])
         if _computes(args):
-            name = str(event["name"]).removesuffix("_kernel_time")
-            ran[name] = (str(args.get("op_name", "?")), str(args["provider"]))
+            ran[name] = (op, where)
+        elif not op.startswith("Memcpy"):  # which the runtime puts between its providers
+            others[name] = where
     elsewhere = tuple(
         f"{name} ({op}) -> {where}" for name, (op, where) in ran.items() if where != provider
     )
@@ -71,6 +75,8 @@ def placement_of(events: Iterable[Mapping[str, Any]], *, provider: str) -> Place
         on_target=len(ran) - len(elsewhere),
         elsewhere=elsewhere,
         evidence="onnxruntime profile of one run",
+        other_nodes=len(others),
+        other_on_target=sum(where == provider for where in others.values()),
     )
 
 

@@ -81,13 +81,18 @@ class CompileOptions:
 class Placement:
     """Which provider or device ran each node that computes in floating point.
 
-    ``elsewhere`` names nodes (``name (op) -> provider``) that did not run on the target.
+    Attributes:
+        elsewhere: nodes (``name (op) -> provider``) that did not run on the target.
+        other_nodes: nodes that make shapes, integers and truth values, or move tensors, which a
+            target may leave to the CPU; other_on_target: those it did not. None: not told apart.
     """
 
     float_compute_nodes: int
     on_target: int
     elsewhere: tuple[str, ...] = ()
     evidence: str = ""
+    other_nodes: int | None = None
+    other_on_target: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -99,6 +104,8 @@ class Placement:
             "on_target": self.on_target,
             "elsewhere": list(self.elsewhere),
             "evidence": self.evidence,
+            "other_nodes": self.other_nodes,
+            "other_on_target": self.other_on_target,
         }
 
 

@@ -158,6 +158,7 @@ def test_the_log_of_node_placements_is_read() -> None:
     assert placement.on_target == 2
     assert placement.elsewhere == ("attn (Attention) -> CPUExecutionProvider",)
     assert placement.float_compute_nodes == 3
+    assert (placement.other_nodes, placement.other_on_target) == (1, 0)
 
 
 @pytest.mark.parametrize(

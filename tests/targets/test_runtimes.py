@@ -343,12 +343,15 @@ def test_placement_counts_float_compute_and_names_what_fell_back() -> None:
         _event("shape", "Shape", "CPUExecutionProvider", "int64"),
         _event("view", "Reshape", "CPUExecutionProvider", "float"),
         _event("add", "Add", "CPUExecutionProvider", "int64"),
+        _event("greater", "Greater", "WebGpu", "bool"),
+        _event("copy", "MemcpyToHost", "WebGpu", "float"),
         _cast("positions", "int64", "float"),
         _cast("narrow", "float", "float16"),
         {"cat": "Session", "name": "model_run", "args": {}},
     ]
     placement = placement_of(json.loads(json.dumps(events)), provider="WebGpu")
     assert (placement.float_compute_nodes, placement.on_target) == (3, 1)
+    assert (placement.other_nodes, placement.other_on_target) == (5, 1)
     assert placement.elsewhere == (
         "soft (Softmax) -> CPUExecutionProvider",
         "narrow (Cast) -> CPUExecutionProvider",

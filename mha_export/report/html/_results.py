@@ -202,6 +202,11 @@ def _facts(entry: Entry) -> Iterable[tuple[str, str]]:
         yield "same argmax", percent(parity.argmax_agreement)
     if placement is not None:
         where = f"{placement.on_target} of {placement.float_compute_nodes} nodes on the target"
+        if placement.other_nodes:
+            where += (
+                f", and {placement.other_on_target} of {placement.other_nodes} "
+                "for shapes and integers"
+            )
         yield "placement", where + (f" ({placement.evidence})" if placement.evidence else "")
     if latency is not None:
         yield (
