@@ -29,7 +29,14 @@ if TYPE_CHECKING:
         write_manifest,
     )
     from mha_export.bundle._pages import bundle_readme
-    from mha_export.bundle._verify import CheckedFiles, Problem, check_files, is_bundle, open_bundle
+    from mha_export.bundle._verify import (
+        CheckedFiles,
+        OpenedBundle,
+        Problem,
+        check_files,
+        is_bundle,
+        open_bundle,
+    )
     from mha_export.bundle._zip import write_zip
 
 _MEMBERS = {
@@ -52,7 +59,14 @@ _MEMBERS = {
         "write_manifest",
     ),
     "_pages": ("bundle_readme",),
-    "_verify": ("CheckedFiles", "Problem", "check_files", "is_bundle", "open_bundle"),
+    "_verify": (
+        "CheckedFiles",
+        "OpenedBundle",
+        "Problem",
+        "check_files",
+        "is_bundle",
+        "open_bundle",
+    ),
     "_zip": ("write_zip",),
 }
 _HOME_OF = {name: module for module, names in _MEMBERS.items() for name in names}
@@ -65,6 +79,7 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "MobileRecord",
+    "OpenedBundle",
     "Problem",
     "TensorRecord",
     "VariantEntry",

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mha_export.bundle import (
+    MANIFEST,
     CheckedFiles,
     Manifest,
+    OpenedBundle,
     Problem,
     VariantEntry,
     check_files,
@@ -65,10 +67,7 @@ def verify_bundle(
     path = Path(bundle)
     progress("checking files")
     with open_bundle(path) as opened:
-        if opened.problems and not (opened.folder / "manifest.json").is_file():
-            checked = CheckedFiles()
-        else:
-            checked = check_files(opened.folder)
+        checked = _checked(opened)
         manifest, notes = checked.manifest, checked.notes
         problems = _distinct([*opened.problems, *checked.problems])
         answers: list[dict[str, Any]] = []
@@ -99,6 +98,13 @@ def inspect_bundle(bundle: str | Path) -> JobResult:
     """
     with open_bundle(Path(bundle)) as opened:
         return JobResult(document=read_manifest(opened.folder).to_json())
+
+
+def _checked(opened: OpenedBundle) -> CheckedFiles:
+    """The files against the manifest; a damaged archive may have lost the manifest itself."""
+    if not opened.problems or (opened.folder / MANIFEST).is_file():
+        return check_files(opened.folder)
+    return CheckedFiles(problems=(Problem(file=MANIFEST, reason="missing"),))
 
 
 def _distinct(problems: Sequence[Problem]) -> list[Problem]:

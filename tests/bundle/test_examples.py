@@ -14,6 +14,7 @@ import pytest
 
 from mha_export.bundle import Manifest
 from mha_export.bundle._manifest import manifest_bytes
+from mha_export.jobs import verify_bundle
 from mha_export.jobs.bundle import bundle_export
 from mha_export.targets._node import chromium_program, modules_folder
 from mha_export.targets._platform import find_program
@@ -102,6 +103,15 @@ def test_python_names_what_is_wrong(bundle: Path, break_it: Callable[[Path], str
     code, said = python(bundle, "--check")
     assert code == 1, said
     assert f"FAILED: {words}" in said
+
+
+def test_verify_names_an_older_runtime(bundle: Path) -> None:
+    older_runtime(bundle)
+    result = verify_bundle(bundle, targets=["cpu"])
+    assert result.exit_code == 1
+    (row,) = result.document["answers"]
+    assert row["status"] == "error"
+    assert "is older than 9999.0, which cpu needs" in row["reason"]
 
 
 def test_python_checks_and_names_a_provider_that_is_not_here(bundle: Path) -> None:
