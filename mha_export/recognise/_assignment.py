@@ -14,7 +14,6 @@ import onnx_ir as ir
 from mha_export.recognise._shapes import SLIDING, Shapes, symbol_of
 
 _PRIMES = ((2, 5, 3, 7, 11, 13, 17, 19, 23, 29), (3, 7, 5, 11, 13, 17, 19, 23, 29, 31))
-_BATCH = "batch"
 _REPAIRS = 6
 _SPATIAL = (1, 8, 32, 64, 256)
 """Multiples tried for image sides and sound: a patch or a stride must divide them."""
@@ -120,7 +119,11 @@ def _caches(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _repaired(graph: ir.Graph, sizes: Mapping[str, int]) -> Shapes:
-    """The same sizes, each symbol that conflicts with a computed size set to that size."""
+    """The same sizes, each symbol that conflicts with a computed size set to that size.
+
+    A size that was set is the least that fits, not the only one where the graph cuts a length in
+    blocks: as many blocks as fit are not one of them, which would look like none at all.
+    """
     shapes = Shapes(graph, dict(sizes))
     for _ in range(_REPAIRS):
         if not shapes.conflicts:
@@ -130,7 +133,12 @@ def _repaired(graph: ir.Graph, sizes: Mapping[str, int]) -> Shapes:
         if not better:
             break
         shapes = min(better, key=_faults)
-    return shapes
+    changed = {name: size for name, size in shapes.sizes.items() if size != sizes[name]}
+    if _faults(shapes) or not changed:
+        return shapes
+    wider = {name: size * sizes[name] for name, size in changed.items()}
+    blocks = Shapes(graph, {**shapes.sizes, **wider})
+    return shapes if _faults(blocks) else blocks
 
 
 def _changes(shapes: Shapes) -> list[dict[str, int]]:

@@ -6,6 +6,7 @@ graph costs one view per value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -31,14 +32,18 @@ RENAMING = frozenset({"Identity", "Dropout"})
 
 
 class Views:
-    """Views of every value of one graph at one choice of sizes."""
+    """Views of every value of one graph at one choice of sizes.
+
+    At sizes that a Reshape contradicts (blocks of 4 cut from 5 tokens) its output is no view, nor
+    anything that could be read: what the graph says of it there would be made up.
+    """
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
         self._views: dict[ir.Value, View | None] = {}
 
     def of(self, value: ir.Value) -> View | None:
-        """The view of ``value``; None where its shape is unknown."""
+        """The view of ``value``; None where its shape is unknown or contradicts itself."""
         pending = [value]
         while pending:
             current = pending[-1]
@@ -67,7 +72,15 @@ class Views:
             view = LAWS[node.op_type](self, value, node)
             if view is not None and view.dims == dims:
                 return view
+            if LAWS[node.op_type] is _regroup and not self._holds_as_many(node, dims):
+                return None
         return identity(value, dims)
+
+    def _holds_as_many(self, node: ir.Node, dims: tuple[int, ...]) -> bool:
+        """Whether the input of a Reshape has the elements that are asked for at these sizes."""
+        source = node.inputs[0]
+        given = None if source is None else self.shapes.dims(source)
+        return given is None or math.prod(given) == math.prod(dims)
 
     def facts(self, node: ir.Node) -> Facts:
         return Facts(

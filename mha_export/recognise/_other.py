@@ -18,6 +18,7 @@ _CHOOSING = frozenset({"TopK", "ArgMax", "Multinomial", "NonMaxSuppression"})
 _PASSED = frozenset(
     {"Cast", "Add", "Sub", "Mul", "Div", "Clip", "Max", "Min", "Where", "Identity", "Tanh", "Log"}
 )
+_LAYERS = frozenset({"Gemm", "Conv", "MatMulNBits"})
 _TESTS = frozenset({"IsNaN", "IsInf", "Equal", "Not", "And", "Or"})
 _REDUCTIONS = frozenset({"ReduceSum", "ReduceMean"})
 
@@ -96,8 +97,9 @@ def _weights_of(value: ir.Value, scene: Scene) -> ir.Node | None:
         node = value.producer()
         if node is None:
             return None
-        if node.op_type in ("Gemm", "Conv", "MatMulNBits"):
-            return node
+        if node.op_type in _LAYERS:
+            given = node.inputs[0]
+            return None if given is None or is_of_pairs(given, scene) else node
         product = product_of(value, scene.views)
         if product is not None:
             sides = (product.left.view.source, product.right.view.source)
@@ -139,6 +141,8 @@ def is_of_pairs(value: ir.Value, scene: Scene) -> bool:
             if len(plain) == 2 and not any(_is_weights(side, scene) for side in plain):
                 return True
             pending.extend(plain[:1] if len(plain) == 1 else [])
+        elif node.op_type in _LAYERS and node.inputs[0] is not None:
+            pending.append(node.inputs[0])
         elif node.op_type in _PASSED:
             pending.extend(_varying(node, scene))
     return False

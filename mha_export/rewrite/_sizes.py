@@ -18,6 +18,8 @@ from mha_export.spec import CausalAlignment
 _AXES = {Layout.BSM: (0, 1), Layout.BSHD: (0, 1), Layout.BHSD: (0, 2)}
 _MAX_LENGTH = 96
 _MAX_SCORES = 1 << 22
+_BLOCKED = (8, 12, 16, 32, 64)
+"""Lengths tried where no other fits: the graph cuts its tokens in blocks, more than one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,8 +76,11 @@ def fixed_lengths(site: Site, context: Context, found: SizedSite) -> dict[str, i
     for name, number in found.numbers.items():
         if number not in stated:
             continue
-        moved = size_at(site, context, {**found.numbers, name: number + 1})
-        if moved is None or (moved.s, moved.n) == (found.s, found.n):
+        others = [
+            size_at(site, context, {**found.numbers, name: n}) for n in (number + 1, 2 * number)
+        ]
+        sizes = {(other.b, other.s, other.n) for other in others if other is not None}
+        if sizes <= {(found.b, found.s, found.n)}:
             fixed[name] = number
     return fixed
 
@@ -223,7 +228,7 @@ def _guesses(site: Site, symbols: Mapping[str, bool]) -> Iterator[tuple[dict[str
                 yield {**numbers, total: numbers[one] + numbers[other]}, {total: (one, other)}
         yield {**numbers, **dict.fromkeys(lengths, start)}, {}
         yield {**numbers, **dict(zip(reversed(lengths), plain.values(), strict=True))}, {}
-        for length in _baked_lengths(site):
+        for length in (*_BLOCKED, *_baked_lengths(site)):
             yield {**numbers, **dict.fromkeys(lengths, length)}, {}
     for batch, length in itertools.product(_baked_lengths(site), repeat=2):
         if batch <= 16:

@@ -187,12 +187,15 @@ class Trial:
                 self._original_on = stand_in
                 self.note(f"the original was run on {stand_in.name}: {refusal}")
                 return found
-        self.note(f"proven against the oracle alone: {refusal}")
+        self.note(refusal)
         return None
 
     def verdict(self) -> Proof:
         against = ("oracle", "original") if self._against_original else ("oracle",)
         worst = max(self._cases, key=_case_severity, default=None)
+        if self._cases and not self._against_original and self._failure is None:
+            words = "; ".join(self._notes)
+            self._failure = f"nothing shows that the original computes this attention: {words}"
         status = "fail" if self._failure or worst is None else worst.status
         if any(case.status == "imprecise" for case in self._cases) and status != "fail":
             status = "imprecise"

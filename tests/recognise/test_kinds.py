@@ -250,6 +250,12 @@ def _talking(own: Layer, x: Any) -> Any:
     return own.merge(scores.permute(0, 3, 1, 2).softmax(-1) @ v)
 
 
+def _talking_in_a_convolution(own: Layer, x: Any) -> Any:
+    q, k, v = own.heads(x)
+    scores = q @ k.transpose(-1, -2) * SCALE
+    return own.merge(torch.conv2d(scores, own.mix.weight[..., None, None]).softmax(-1) @ v)
+
+
 def _repaired(own: Layer, x: Any) -> Any:
     q, k, v = own.heads(x)
     return own.merge(torch.nan_to_num((q @ k.transpose(-1, -2) * SCALE).softmax(-1)) @ v)
@@ -261,7 +267,7 @@ def _renormed(own: Layer, x: Any) -> Any:
     return own.merge(weights / (weights.sum(-1, keepdim=True) + 1e-9) @ v)
 
 
-@pytest.mark.parametrize("body", [_talking, _repaired, _renormed])
+@pytest.mark.parametrize("body", [_talking, _talking_in_a_convolution, _repaired, _renormed])
 def test_attention_with_more_to_it_is_never_called_something_else(body: Any) -> None:
     """Refused or recognised, but not a pooling or a matching, which nobody would look at again."""
     verdict = only(recognise(exported(body, plain(), PLAIN).model))
@@ -325,3 +331,15 @@ def test_heads_merged_into_the_batch_of_channels_first() -> None:
 
     spec = check(exported(body, plain(), PLAIN)).spec
     assert (spec.q_heads, spec.head_dim) == (HEADS, DIM)
+
+
+def test_a_length_cut_in_blocks_is_read_at_more_than_one_block() -> None:
+    """At one block the blocks would pass for the whole length, at every choice of sizes alike."""
+
+    def body(own: Layer, x: Any) -> Any:
+        batch, length, _ = x.shape
+        cut = [t.reshape(batch, HEADS, length // 4, 4, DIM) for t in own.heads(x)]
+        return own.merge(weigh(*cut).reshape(batch, HEADS, length, DIM))
+
+    samples = [(drawn(2, 8, WIDTH),), (drawn(3, 12, WIDTH),)]
+    check(exported(body, samples, PLAIN))
