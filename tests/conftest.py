@@ -11,6 +11,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 REQUIRED = "MHA_EXPORT_REQUIRED_TARGETS"
 
 
+@pytest.fixture(scope="session")
+def absent_target() -> str:
+    """A target that cannot run on this machine: no machine has them all."""
+    from mha_export.targets import Unavailable, all_targets
+
+    return next(
+        name
+        for name, target in all_targets().items()
+        if isinstance(target.availability().run, Unavailable)
+    )
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """End the run where a required target cannot run (``NAME:build``: cannot build) here.
 

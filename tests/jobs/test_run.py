@@ -83,8 +83,8 @@ def test_a_wrong_variant_fails_and_its_inputs_replay(
     assert again.exit_code == 1
 
 
-def test_an_absent_target_is_a_record_and_exit_3(exported: Path) -> None:
-    result = run_models(exported, targets=["directml"], settings=QUICK)
+def test_an_absent_target_is_a_record_and_exit_3(exported: Path, absent_target: str) -> None:
+    result = run_models(exported, targets=[absent_target], settings=QUICK)
     assert result.exit_code == 3
     (row,) = result.document["results"]
     assert row["status"] == "unavailable"
