@@ -194,11 +194,31 @@ def measure_latency(
     for name in names:
         turns[name].warm_up()
     if pace is not None:
-        calm = _take_turns(turns, baseline, settings, pace)
+        counted = _take_turns(turns, baseline, settings, pace)
     else:
         with Pace() as own_pace:
-            calm = _take_turns(turns, baseline, settings, own_pace)
-    return {name: _timing(turns, name, baseline, settings, calm) for name in names}
+            counted = _take_turns(turns, baseline, settings, own_pace)
+    return {name: _timing(turns, name, baseline, settings, counted) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """Which rounds count, and the pace of the machine in each."""
+
+    calm: np.ndarray
+    paces: np.ndarray
+
+    @property
+    def number(self) -> int:
+        return int(self.calm.sum())
+
+    @property
+    def disturbed(self) -> int:
+        return self.calm.size - self.number
+
+    @property
+    def pace_ms(self) -> float:
+        return float(np.median(self.paces[self.calm]))
 
 
 def _take_turns(
@@ -206,16 +226,16 @@ def _take_turns(
     baseline: str | None,
     settings: LatencySettings,
     pace: Callable[[], float],
-) -> np.ndarray:
+) -> _Counted:
     """All rounds; returns which of them count: where few would, nothing can be told, and all do."""
     order = np.random.default_rng(settings.seed)
     names = list(turns)
     least, most = _rounds(turns.values(), settings)
     paces: list[float] = []
-    calm = np.zeros(0, dtype=bool)
+    counted = None
     since = 0
-    while len(paces) < least or (
-        len(paces) < most and (calm.sum() < least or _wide(turns, baseline, settings, calm))
+    while counted is None or (
+        len(paces) < most and (counted.number < least or _wide(turns, baseline, settings, counted))
     ):
         for _ in range(min(least, most - len(paces))):
             if since >= _stretch(turns.values(), settings):
@@ -226,8 +246,10 @@ def _take_turns(
             for index in order.permutation(len(names)):
                 turns[names[index]].turn()
             since += 1
-        calm = calm_rounds(paces)
-    return calm if calm.sum() >= FEWEST_CALM else np.ones_like(calm)
+        counted = _Counted(calm_rounds(paces), np.asarray(paces))
+    if counted.number < FEWEST_CALM:
+        return dataclasses.replace(counted, calm=np.ones_like(counted.calm))
+    return counted
 
 
 def _rounds(turns: Iterable[_Turns], settings: LatencySettings) -> tuple[int, int]:
@@ -248,10 +270,10 @@ def _wide(
     turns: Mapping[str, _Turns],
     baseline: str | None,
     settings: LatencySettings,
-    calm: np.ndarray,
+    counted: _Counted,
 ) -> bool:
     """Whether an interval is still wider than asked for; one that failed has none."""
-    timings = [_timing(turns, name, baseline, settings, calm) for name in turns]
+    timings = [_timing(turns, name, baseline, settings, counted) for name in turns]
     if baseline is not None and turns[baseline].problem is None:
         intervals = [t.vs.high - t.vs.low for t in timings if t.vs is not None]
     else:
@@ -264,7 +286,7 @@ def _timing(
     name: str,
     baseline: str | None,
     settings: LatencySettings,
-    calm: np.ndarray,
+    counted: _Counted,
 ) -> Timing:
     own = turns[name]
     if own.problem is not None or not own.rounds:
@@ -278,16 +300,17 @@ def _timing(
         base = turns[baseline]
         if base.problem is None:
             vs = ratio_of(
-                own.array()[calm],
-                base.array()[calm],
+                own.array()[counted.calm],
+                base.array()[counted.calm],
                 name=baseline,
                 stretch=_stretch(turns.values(), settings),
                 seed=settings.seed,
             )
     return Timing(
         latency=latency_of(
-            own.array()[calm],
-            disturbed=int(calm.size - calm.sum()),
+            own.array()[counted.calm],
+            disturbed=counted.disturbed,
+            pace_ms=counted.pace_ms,
             stretch=_stretch(turns.values(), settings),
             warmup=own.warmup + len(own.rounds),
             timer=TIMER,

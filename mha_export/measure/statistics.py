@@ -20,6 +20,7 @@ def latency_of(
     threads: int | None = None,
     stretch: int = 1,
     disturbed: int | None = None,
+    pace_ms: float | None = None,
     seed: int = 0,
 ) -> LatencyRecord:
     """Percentiles over all runs, and the interval of the median by resampling stretches of rounds.
@@ -35,6 +36,7 @@ def latency_of(
         threads: how many the runtime was given.
         stretch: how many consecutive rounds one session made.
         disturbed: how many rounds more there were in which the machine was slow.
+        pace_ms: median time of a fixed piece of work in these rounds.
         seed: of the resampling.
     """
     flat = rounds.reshape(-1)
@@ -55,6 +57,7 @@ def latency_of(
         threads=threads,
         rounds=int(rounds.shape[0]),
         disturbed=disturbed,
+        pace_ms=pace_ms,
         low=low,
         high=high,
     )

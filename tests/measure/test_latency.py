@@ -263,7 +263,7 @@ def test_rounds_of_a_slowed_machine_do_not_count(
     found = measure_latency([_contender(worker)], settings=settings, pace=worker.pace)["a"].latency
     assert found is not None
     assert (found.rounds, found.disturbed) == (counted, left_out)
-    assert (found.p10, found.p99) == (1.0, 1.0)
+    assert (found.p10, found.p99, found.pace_ms) == (1.0, 1.0, 1.0)
 
 
 def test_where_few_rounds_are_calm_all_count() -> None:

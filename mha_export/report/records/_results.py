@@ -126,6 +126,8 @@ class LatencyRecord(Record):
     rounds: int | None = None
     disturbed: int | None = None
     """Rounds besides, in which the machine itself ran slower than it does: they do not count."""
+    pace_ms: float | None = None
+    """Median time, in the rounds that count, of a fixed piece of work: how fast the machine was."""
     low: float | None = None
     """95% bootstrap interval of p50."""
     high: float | None = None
