@@ -22,7 +22,7 @@ from runtimes import SESSIONS
 from mha_export.forms import FormParams, form_named
 from mha_export.recognise import Recognition, Site, recognise
 from mha_export.rewrite import Choice, RewriteSettings, rewrite
-from mha_export.spec import AttentionSpec, DType, EmptyRow, QkOutput
+from mha_export.spec import AttentionSpec, DType, EmptyRow
 from mha_export.targets import evaluator_of
 
 FORMS = ("primitive", "onnx")
@@ -72,12 +72,15 @@ def _found(case: NodeCase, twins: Mapping[str, NodeCase]) -> Found:
 
 
 def differences(found: AttentionSpec, stated: AttentionSpec) -> dict[str, tuple[Any, Any]]:
-    """Fields (``mask.causal``) in which two specs differ, with both values."""
-    result = {}
-    for name, one, other in _fields(found.resolved(), stated.resolved()):
-        if one != other:
-            result[name] = (one, other)
-    return result
+    """Fields (``mask.causal``) in which two specs differ, with both values.
+
+    Scales that are one in fp32 do not.
+    """
+    return {
+        name: (one, other)
+        for name, one, other in _fields(found.resolved(), stated.resolved())
+        if one != other and not (name == "scale" and math.isclose(one, other, rel_tol=2.0**-22))
+    }
 
 
 def _fields(found: AttentionSpec, stated: AttentionSpec) -> Iterator[tuple[str, Any, Any]]:
@@ -90,20 +93,17 @@ def _fields(found: AttentionSpec, stated: AttentionSpec) -> Iterator[tuple[str, 
 def said_otherwise(found: Found) -> dict[str, str | None]:
     """Each difference from what the op form states, with why both mean the same (None: unknown)."""
     one, other = found.site.spec, found.twin.spec
-    return {
-        name: _reason(name, pair, one, other, found.site)
-        for name, pair in differences(one, other).items()
-    }
+    return {name: _reason(name, pair, one, other) for name, pair in differences(one, other).items()}
 
 
 def _reason(
-    name: str, pair: tuple[Any, Any], one: AttentionSpec, other: AttentionSpec, site: Site
+    name: str, pair: tuple[Any, Any], one: AttentionSpec, other: AttentionSpec
 ) -> str | None:
     here, there = pair
     data = other.mask.keep is not None or other.mask.bias is not None
     if name == "cross":
         return "whether keys come from another sequence is not the op's affair"
-    if name == "scale" and math.isclose(here, there, rel_tol=ROUNDED.get(other.io_dtype, 1e-6)):
+    if name == "scale" and math.isclose(here, there, rel_tol=ROUNDED.get(other.io_dtype, 0.0)):
         return "the body rounds the root of the scale"
     if name == "mask.empty_row" and here is EmptyRow.NOT_APPLICABLE and not data:
         return "by positions alone no row is empty at these sizes"
@@ -111,9 +111,6 @@ def _reason(
         return ADDED_UP
     if name == "mask.causal" and here is None and one.uses_lengths and other.q_len == 1:
         return HIDES_NOTHING
-    scores = (QkOutput.MASKED, QkOutput.PROBABILITIES)
-    if name == "qk_output" and there in scores and not site.replaceable:
-        return "read after the mask: recognised, and not replaced"
     return None
 
 

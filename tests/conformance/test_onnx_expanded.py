@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from onnx_expanded import FORMS, Found, differences, expanded_outcome, found_cases, said_otherwise
 from onnx_forms import KNOWN
@@ -9,6 +12,7 @@ from onnx_forms import KNOWN
 from mha_export.spec import CausalAlignment
 
 CASES = found_cases()
+PAGE = Path(__file__).parents[2] / "docs" / "onnx-node-tests.md"
 
 
 @pytest.mark.parametrize("found", CASES, ids=lambda found: found.case.name)
@@ -41,3 +45,15 @@ def test_a_difference_that_nobody_explains_is_one() -> None:
         CausalAlignment.TOP_LEFT,
         None,
     )
+
+
+def test_the_page_has_a_row_for_every_case_and_every_known_failure() -> None:
+    """It is what scripts/onnx_node_tests prints; the marks are the tests' affair."""
+    page = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+)(?: \(reference\))? \|", page, flags=re.MULTILINE)
+    names = [found.twin.case.name.removeprefix("test_attention_") for found in CASES]
+    assert sorted(name for name in rows if name != "case") == sorted(names * 2)
+    for form, case in KNOWN:
+        assert f"* {case}, {form}: " in page
+    assert "NOT KNOWN" not in page
+    assert "unexplained" not in page
