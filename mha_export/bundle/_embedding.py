@@ -105,14 +105,11 @@ def version_numbers(text: str) -> tuple[int, ...]:
 def options_of(target: str, *, dtype: str) -> dict[str, dict[str, str]]:
     """What a session needs to be told to compute what was proven, by runtime."""
     if target == "directml":
-        strict = {"session.disable_cpu_ep_fallback": "1"}
+        # Not forbidding the CPU: nodes that compute shapes may stay there; attention may not, which
+        # is checked by name.
         return {
-            "onnxruntime": {"enable_mem_pattern": "0", "execution_mode": "sequential", **strict},
-            "onnxruntime-node": {
-                "enableMemPattern": "0",
-                "executionMode": "sequential",
-                **strict,
-            },
+            "onnxruntime": {"enable_mem_pattern": "0", "execution_mode": "sequential"},
+            "onnxruntime-node": {"enableMemPattern": "0", "executionMode": "sequential"},
         }
     if target in ("openvino", PORTABLE):
         precision = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}[dtype]

@@ -6,8 +6,9 @@
 //   node run.mjs --target portable   this variant, not the first that fits
 //   node run.mjs --provider dml      only this provider of the runtime
 
-import { readFile } from "node:fs/promises";
+import { mkdtemp, readFile, readdir, rm } from "node:fs/promises";
 import { writeSync } from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import { parseArgs } from "node:util";
 import { fileURLToPath } from "node:url";
@@ -51,6 +52,37 @@ function sessionOptions(variant, provider) {
   return options;
 }
 
+// Attention ran on `provider`: read off ONNX Runtime's profile of one run, the only place that tells.
+async function checkPlacement(ort, file, variant, provider, inputs) {
+  if (provider === "cpu") return;
+  const folder = await mkdtemp(path.join(os.tmpdir(), "placement-"));
+  try {
+    const options = sessionOptions(variant, provider);
+    options.extra.ep = { dml: { disable_graph_fusion: "1" } }; // else it is one node of any name
+    const session = await ort.InferenceSession.create(file, {
+      ...options, enableProfiling: true, profileFilePrefix: path.join(folder, "run"),
+    });
+    await session.run(inputs);
+    session.endProfiling();
+    await session.release();
+    const [name] = await readdir(folder);
+    const attention = new Set(variant.attention_nodes);
+    let found = 0;
+    for (const { args, name: event } of JSON.parse(await readFile(path.join(folder, name), "utf8"))) {
+      const node = event.replace(/_kernel_time$/, "");
+      if (!args?.provider || !attention.has(node)) continue;
+      if (!args.provider.toLowerCase().startsWith(provider)) {
+        throw new CheckError(`provider: ${node} ran on ${args.provider}, not ${provider}`);
+      }
+      found += 1;
+    }
+    if (!found) throw new CheckError(`provider: the profile names no attention node`);
+    say(`${found} attention nodes on ${provider}`);
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+  }
+}
+
 async function main() {
   const manifest = await readManifest(read);
   if (asked.check) await checkFiles(read, manifest);
@@ -65,9 +97,8 @@ async function main() {
   const { variant, provider } = choose(
     manifest, "onnxruntime-node", version, providers, asked.target ?? null,
   );
-  const session = await ort.InferenceSession.create(
-    path.join(asked.bundle, variant.file), sessionOptions(variant, provider),
-  );
+  const file = path.join(asked.bundle, variant.file);
+  const session = await ort.InferenceSession.create(file, sessionOptions(variant, provider));
   say(`${variant.target} on ${provider}, onnxruntime-node ${version}`);
   if (asked.generate) {
     if (!manifest.generation) throw new CheckError("this model does not generate tokens");
@@ -93,6 +124,9 @@ async function main() {
   }
   if (asked.check) {
     await checkGeneration(ort, session, manifest);
+    const [first] = manifest.answers;
+    const inputs = inputsOf(ort, await read(first.file), first);
+    await checkPlacement(ort, file, variant, provider, inputs);
     say("all checks passed");
   }
 }
