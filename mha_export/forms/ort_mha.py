@@ -188,9 +188,9 @@ def _inputs(
     if spec.effective_scale == 0:
         # A scale of 0 is the op's word for "not given".
         query = scaled(scope, spec, query, 0.0)
+    key, value = (repeat_kv(scope, heads, spec.q_heads) for heads in (key, value))
     if operands.sinks is not None:
         key, value = with_extra_key(scope, key), with_extra_key(scope, value)
-    key, value = (repeat_kv(scope, heads, spec.q_heads) for heads in (key, value))
     query, key, value = (as_layout(scope, x, Layout.BSM) for x in (query, key, value))
     return query, key, value
 

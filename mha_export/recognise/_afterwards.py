@@ -23,7 +23,8 @@ from mha_export.spec import EmptyRow
 Bools = NDArray[np.bool_]
 
 _LOOKS = 4
-_HIDING = -1e30
+HIDING = (-1e30, -np.inf)
+"""What an addition hides at: any number that absorbs scores, or -inf alone."""
 
 
 def policy_afterwards(draft: Draft, scene: Scene) -> EmptyRow | Reason | None:
@@ -43,18 +44,23 @@ def policy_afterwards(draft: Draft, scene: Scene) -> EmptyRow | Reason | None:
     policy = EmptyRow.ZERO if step.number == 0.0 else EmptyRow.UNIFORM
     if step.number != 0.0 and not np.isclose(step.number, 1.0 / keys, rtol=1e-5):
         return _refused(step)
-    for seed in range(_LOOKS):
-        seen = _look(draft, step, scene, seed)
-        if seen is None:
-            return _refused(step)
-        hidden, replaced = seen
-        empty = hidden.all(axis=-1, keepdims=True)
-        touched = replaced & ~empty
-        if step.number == 0.0:
-            touched &= ~hidden
-        if touched.any() or (replaced != empty)[np.broadcast_to(empty, replaced.shape)].any():
-            return _refused(step)
-    return policy
+    for limit in HIDING:
+        if all(_gives_rows(_look(draft, step, scene, s, limit), step) for s in range(_LOOKS)):
+            return policy
+    return _refused(step)
+
+
+def _gives_rows(seen: tuple[Bools, Bools] | None, step: Replacement) -> bool:
+    """Whether every row without keys is replaced, and of the others hidden keys at most, by 0."""
+    if seen is None:
+        return False
+    hidden, replaced = seen
+    empty = hidden.all(axis=-1, keepdims=True)
+    touched = replaced & ~empty
+    if step.number == 0.0:
+        touched &= ~hidden
+    missed = (replaced != empty)[np.broadcast_to(empty, replaced.shape)]
+    return not touched.any() and not missed.any()
 
 
 def _refused(step: Replacement) -> Reason:
@@ -67,7 +73,9 @@ def _refused(step: Replacement) -> Reason:
     )
 
 
-def _look(draft: Draft, step: Replacement, scene: Scene, seed: int) -> tuple[Bools, Bools] | None:
+def _look(
+    draft: Draft, step: Replacement, scene: Scene, seed: int, limit: float
+) -> tuple[Bools, Bools] | None:
     """(hidden, replaced), both over the score space with the keys last."""
     terms = draft.scores.terms
     space, axis = draft.scores.space, draft.scores.axis
@@ -86,7 +94,7 @@ def _look(draft: Draft, step: Replacement, scene: Scene, seed: int) -> tuple[Boo
         if term.kind == "floor":
             continue
         if term.kind == "additive":
-            hidden |= np.broadcast_to(is_hidden(array * term.factor), space)
+            hidden |= np.broadcast_to(is_hidden(array * term.factor, limit), space)
         else:
             hidden |= np.broadcast_to(array if term.kind == "hide" else ~array, space)
     condition = arrays[-1]
@@ -96,9 +104,9 @@ def _look(draft: Draft, step: Replacement, scene: Scene, seed: int) -> tuple[Boo
     return np.moveaxis(hidden, axis, -1), np.moveaxis(replaced, axis, -1)
 
 
-def is_hidden(added: NDArray[np.floating]) -> Bools:
+def is_hidden(added: NDArray[np.floating], limit: float) -> Bools:
     """Where what is added to the scores absorbs them."""
-    result: Bools = added.astype(np.float64) <= _HIDING  # beyond the range of fp16
+    result: Bools = added.astype(np.float64) <= limit  # beyond the range of fp16
     return result
 
 

@@ -92,6 +92,8 @@ def _einsum(facts: Facts) -> Sequence[Shape | None]:
 
 def _attention(facts: Facts) -> Sequence[Shape | None]:
     """``ai.onnx`` Attention 23 and up; present tensors and scores beside the output."""
+    if "num_heads" in facts.attributes:
+        return _projecting_attention(facts)
     query, key, value = (
         (facts.shapes + [None] * 3)[:3]
         if isinstance(facts.shapes, list)
@@ -121,6 +123,16 @@ def _attention(facts: Facts) -> Sequence[Shape | None]:
         (batch, kv_heads, total, value_width),
         (batch, heads, q_len, total),
     ][: facts.outputs]
+
+
+def _projecting_attention(facts: Facts) -> Sequence[Shape | None]:
+    """``com.microsoft`` Attention: [b, s, width of the values], from the hidden states."""
+    hidden, weights = facts.shapes[0], facts.shapes[1]
+    rest: list[Shape | None] = [None] * (facts.outputs - 1)
+    if hidden is None or weights is None or weights[1] is None:
+        return [None, *rest]
+    sizes = facts.attributes.get("qkv_hidden_sizes")
+    return [(*hidden[:2], sizes[2] if sizes else weights[1] // 3), *rest]
 
 
 def _microsoft_attention(facts: Facts) -> Sequence[Shape | None]:

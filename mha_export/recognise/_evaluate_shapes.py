@@ -55,6 +55,12 @@ def _gemm(shapes: Shapes, attributes: Mapping[str, Any]) -> Shape | None:
 
 
 def _attention(shapes: Shapes, attributes: Mapping[str, Any]) -> Shape | None:
+    if "num_heads" in attributes:  # com.microsoft: hidden states and the weights of all three
+        hidden, weights = shapes[0], shapes[1]
+        if hidden is None or weights is None:
+            return None
+        sizes = attributes.get("qkv_hidden_sizes")
+        return (*hidden[:2], sizes[2] if sizes else weights[1] // 3)
     query, value = shapes[0], shapes[2]
     if query is None or value is None:
         return None

@@ -9,6 +9,7 @@ a layer of its own where there is none. What is no site is ``softmax.n``, n coun
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from mha_export.operands import Heads, Layout
 from mha_export.recognise._origin import Origins, is_cross
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Site, Verdict
+from mha_export.recognise.fused._node import short
 from mha_export.spec import AttentionSpec, Dim, MaskSpec
 
 
@@ -43,7 +45,14 @@ def _stated(site: Site, scenes: Sequence[Scene], origins: Origins) -> Site:
     batch, q_len, kv_len = _dims(site, scenes)
     mask = _with_lengths(site, scenes, q_len, kv_len)
     try:
-        stated = spec.replace(cross=cross, batch=batch, q_len=q_len, kv_len=kv_len, mask=mask)
+        stated = spec.replace(
+            scale=_plain_number(spec.effective_scale, spec.head_dim**-0.5),
+            cross=cross,
+            batch=batch,
+            q_len=q_len,
+            kv_len=kv_len,
+            mask=mask,
+        )
     except SpecError:
         stated = spec
     return dataclasses.replace(site, spec=stated)
@@ -62,6 +71,11 @@ def _dims(site: Site, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:
     if isinstance(past, int) and isinstance(new, int):
         return batch, q_len, past + new
     return batch, q_len, f"{past} + {new}"
+
+
+def _plain_number(scale: float, default: float) -> float:
+    """The scale as an op's fp32 attribute says it: the default, or the short decimal for it."""
+    return default if math.isclose(scale, default, rel_tol=2.0**-23) else short(scale)
 
 
 def _with_lengths(site: Site, scenes: Sequence[Scene], q_len: Dim, kv_len: Dim) -> MaskSpec:

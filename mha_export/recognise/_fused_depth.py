@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 
 from mha_export.errors import SpecError
 from mha_export.operands import Heads, Layout
 from mha_export.recognise._agree import Common, agree
-from mha_export.recognise._axes import Axis, View, axis_size, coalesced, reshaped
+from mha_export.recognise._axes import Axis, View, axis_size, coalesced, identity, reshaped
 from mha_export.recognise._binding import Bound, Meeting, bind
+from mha_export.recognise._finish import dimension
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Site
+from mha_export.recognise._static import follows_lengths
 from mha_export.recognise.fused._mask_reading import named
 from mha_export.recognise.fused._node import FusedNode
-from mha_export.spec import CacheSpec, MaskSpec
+from mha_export.spec import CacheSpec, EmptyRow, MaskSpec
 
 
 def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
     """The site with more of its graph folded in; None where nothing more is found."""
     spec, has_past = site.spec, site.operands.past_key is not None
-    if (spec.uses_lengths and not has_past) or spec.value_source != "own":
+    if spec.value_source != "own":
         return None
     if spec.qk_norm is not None:
         return None
@@ -42,26 +44,40 @@ def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
     first = found[0]
     if has_past and not _fits_past(site, first):
         return None
+    if spec.uses_lengths and not has_past and not _in_buffer(site, first, scenes[0]):
+        return None
     common = agree(first.query.stage, first.key.stage, scenes[0])
     if common is None or any(_stated(b) != _stated(first) for b in found[1:]):
         return None
     if spec.rotary is not None and (common.rotary is not None or first.key.past is not None):
         return None  # two rotations, or keys rotated after the cache
     try:
-        return _with(site, first, common, scenes[0])
+        return _with(site, first, common, scenes)
     except SpecError:
         return None
 
 
 def _is_bound(bound: Bound) -> bool:
     held = (bound.query.heads, bound.key.heads, bound.value.heads, bound.output)
-    return all(heads is not None for heads in held) and not bound.mean
+    return all(heads is not None for heads in held)
 
 
 def _fits_past(site: Site, bound: Bound) -> bool:
     """Whether what the node's own past holds is what is folded in."""
     held, scale = bound.key.heads, bound.key.stage.scale
     return held is not None and held.heads == site.spec.kv_heads and scale == 1.0
+
+
+def _in_buffer(site: Site, bound: Bound, scene: Scene) -> bool:
+    """Whether keys and values have no past, or one in buffers written where the lengths say."""
+    lengths = site.operands.kv_lengths
+    pasts = [tensor.stage.past for tensor in (bound.key, bound.value)]
+    if all(past is None for past in pasts):
+        return True
+    writes = [past.write for past in pasts if past is not None and past.write is not None]
+    if lengths is None or len(writes) != len(pasts):
+        return False
+    return all(follows_lengths(write, lengths, scene) for write in writes)
 
 
 def _stated(bound: Bound) -> tuple[Any, ...]:
@@ -71,13 +87,14 @@ def _stated(bound: Bound) -> tuple[Any, ...]:
     return (
         *held,
         bound.output,
+        bound.mean,
         bound.prefix,
         bound.roles.q_heads,
         bound.roles.size(bound.kv_shared),
     )
 
 
-def _with(site: Site, bound: Bound, common: Common, scene: Scene) -> Site:
+def _with(site: Site, bound: Bound, common: Common, scenes: Sequence[Scene]) -> Site:
     query, key, value, output = bound.query, bound.key, bound.value, bound.output
     assert query.heads is not None
     assert key.heads is not None
@@ -99,11 +116,16 @@ def _with(site: Site, bound: Bound, common: Common, scene: Scene) -> Site:
         rotary=common.tables or site.operands.rotary,
         **changes,
     )
-    mask, carried = _mask(site, bound, scene)
+    mask, carried = _mask(site, bound, scenes[0])
     cache = site.spec.cache
     if key.past is not None:
         by_length = key.past.layout is Layout.BSHD
-        cache = CacheSpec(growth="concat", layout="bshd" if by_length else "bhsd")
+        layout: Literal["bhsd", "bshd"] = "bshd" if by_length else "bhsd"
+        cache = CacheSpec(growth="concat", layout=layout)
+        if site.spec.uses_lengths:
+            longest = dimension(key.past.value, 1 if by_length else 2, scenes, "max_length")
+            cache = CacheSpec(growth="static", layout=layout, max_length=longest)
+            mask = _without_lengths(mask)
     spec = site.spec.replace(
         kv_heads=key.heads.heads,
         scale=site.spec.effective_scale * query.stage.scale * key.stage.scale,
@@ -111,6 +133,7 @@ def _with(site: Site, bound: Bound, common: Common, scene: Scene) -> Site:
         qk_norm=common.norm,
         cache=cache,
         value_source="key_prefix" if bound.prefix else "own",
+        combine="mean" if bound.mean else site.spec.combine,
         cross=False if cache is not None else site.spec.cross,
         mask=mask,
     )
@@ -121,6 +144,16 @@ def _with(site: Site, bound: Bound, common: Common, scene: Scene) -> Site:
         output=output,
         present_key=key.present or site.present_key,
         present_value=value.present or site.present_value,
+    )
+
+
+def _without_lengths(mask: MaskSpec) -> MaskSpec:
+    """A static cache implies the lengths, and no row of it is without a key by them alone."""
+    spec = dataclasses.replace(mask, lengths=False)
+    return (
+        spec
+        if spec.may_empty_a_row
+        else dataclasses.replace(spec, empty_row=EmptyRow.NOT_APPLICABLE)
     )
 
 
@@ -166,7 +199,7 @@ def _meeting(site: Site, scene: Scene) -> Meeting | None:
     """The site's operands over [b, h, s, t] and their channels."""
     operands = site.operands
     query, key = _by_head(operands.query, scene), _by_head(operands.key, scene)
-    value, output = _by_head(operands.value, scene), _by_head(site.output, scene)
+    value, output = _by_head(operands.value, scene), _itself(site.output, scene)
     if query is None or key is None or value is None or output is None:
         return None
     sizes = [axis_size(query.axes[i]) for i in range(3)]
@@ -194,6 +227,7 @@ def _meeting(site: Site, scene: Scene) -> Meeting | None:
         output=(site.output.value, asked(output)),
         anchor=site.anchor,
         appends=operands.past_key is None,
+        static=operands.kv_lengths is not None,
     )
 
 
@@ -202,12 +236,21 @@ def _still(size: int) -> Axis:
 
 
 def _by_head(heads: Heads, scene: Scene) -> View | None:
-    """[b, heads, length, channels] as a view."""
-    view: View | None = scene.views.of(heads.value)
-    if view is None:
-        return None
+    """[b, heads, length, channels] as a view of where they come from."""
+    view = scene.views.of(heads.value)
+    return None if view is None else _split(heads, view)
+
+
+def _itself(heads: Heads, scene: Scene) -> View | None:
+    """The same as a view of the value itself."""
+    dims = scene.dims(heads.value)
+    return None if dims is None else _split(heads, identity(heads.value, dims))
+
+
+def _split(heads: Heads, seen: View) -> View | None:
+    view: View | None = seen
     if heads.layout is Layout.BSM:
-        view = reshaped(view, (*view.dims[:2], heads.heads, heads.dim))
+        view = reshaped(seen, (*seen.dims[:2], heads.heads, heads.dim))
     if view is None or len(view.axes) != 4:
         return None
     if heads.layout is Layout.BHSD:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mha_export.operands import Heads, Layout
-from mha_export.recognise._afterwards import contents_of, is_hidden
+from mha_export.recognise._afterwards import HIDING, contents_of, is_hidden
 from mha_export.recognise._axes import View, identity, reshaped
 from mha_export.recognise._bind import Pattern
 from mha_export.recognise._downstream import landings, readers_of
@@ -107,19 +107,26 @@ def _policy(site: Site, step: _Step, scene: Scene) -> EmptyRow | None:
         policy = EmptyRow.NAN if math.isnan(number) else None
     if policy is None:
         return None
+    return policy if any(_is_of_empty_rows(site, step, scene, limit) for limit in HIDING) else None
+
+
+def _is_of_empty_rows(site: Site, step: _Step, scene: Scene, limit: float) -> bool:
+    """Whether the condition is false in the rows without keys alone, some of which were seen."""
     emptied = False
     for seed in range(_LOOKS):
-        seen = _look(site, step, scene, seed)
+        seen = _look(site, step, scene, seed, limit)
         if seen is None:
-            return None
+            return False
         empty, kept = seen
         if not np.array_equal(np.broadcast_to(~empty, kept.shape), kept):
-            return None
+            return False
         emptied = emptied or bool(empty.any())
-    return policy if emptied else None
+    return emptied
 
 
-def _look(site: Site, step: _Step, scene: Scene, seed: int) -> tuple[Bools, Bools] | None:
+def _look(
+    site: Site, step: _Step, scene: Scene, seed: int, limit: float
+) -> tuple[Bools, Bools] | None:
     """(no key is visible, the condition), both [b, h, s, 1 or e]."""
     asked = [value for value in _mask_values(site) if value is not None]
     contents = contents_of([*asked, step.condition], scene, seed)
@@ -127,7 +134,7 @@ def _look(site: Site, step: _Step, scene: Scene, seed: int) -> tuple[Bools, Bool
     if contents is None or dims is None:
         return None
     view = scene.context.sized(scene.shapes.sizes, contents)
-    hidden, condition = _hidden(site, scene, view), view.array(step.condition)
+    hidden, condition = _hidden(site, scene, view, limit), view.array(step.condition)
     if hidden is None or condition is None:
         return None
     kept = np.broadcast_to(condition, dims)
@@ -141,7 +148,7 @@ def _mask_values(site: Site) -> tuple[ir.Value | None, ...]:
     return (operands.key_padding, operands.keep, operands.bias, operands.kv_lengths)
 
 
-def _hidden(site: Site, scene: Scene, view: SizedView) -> Bools | None:
+def _hidden(site: Site, scene: Scene, view: SizedView, limit: float) -> Bools | None:
     """[b, h or 1, s, t]: what the mask of the site hides."""
     spec, operands = site.spec.mask, site.operands
     query, key = scene.dims(operands.query.value), scene.dims(operands.key.value)
@@ -174,7 +181,7 @@ def _hidden(site: Site, scene: Scene, view: SizedView) -> Bools | None:
     if lengths is not None:
         rules = rules & (np.arange(keys) < lengths[:, None])[:, None, None, :]
     hidden: Bools = ~rules
-    for array in (keep, None if bias is None else ~is_hidden(bias)):
+    for array in (keep, None if bias is None else ~is_hidden(bias, limit)):
         if array is not None:
             missing = keys - array.shape[-1]
             pads = [(0, 0)] * (array.ndim - 1) + [(0, missing)]

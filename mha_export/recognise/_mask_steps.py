@@ -29,7 +29,7 @@ WEAKEST_FILL = -1e4
 """A constant put in place of a score hides the key only when it is at or below this."""
 
 _PROJECTIONS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gather", "Gemm", "MatMul"})
-_LOWEST_BIAS = -1e3
+LOWEST_BIAS = -1e3
 """What is added to scores and is lower than this anywhere is a mask of some kind."""
 
 _LARGEST_FACTOR = 64
@@ -144,7 +144,7 @@ def is_given(value: ir.Value, scene: Scene) -> bool:
             drawn = np.random.default_rng(largest).integers(0, largest + 1, dims)
             contents[source] = drawn.astype(kind.numpy())
         array = scene.context.sized(scene.shapes.sizes, contents).array(value)
-        if array is None or not np.all(array.astype(np.float64) > _LOWEST_BIAS):
+        if array is None or not np.all(array.astype(np.float64) > LOWEST_BIAS):
             return True
     return False
 

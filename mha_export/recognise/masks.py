@@ -94,7 +94,8 @@ def _plans(subject: Subject, inputs: Sequence[ir.Value]) -> list[masks_sizes.Siz
     if not all(masks_sizes.shape_of(context, sizes, subject.scores) for sizes in plans[:2]):
         plans = []
     if not plans:
-        plans = masks_sizes.plans(context, scores=subject.scores, inputs=inputs)
+        found = masks_sizes.plans(context, scores=subject.scores, inputs=inputs)
+        plans = [sizes for sizes in found if spans(subject, sizes)] or found
         context.memo[kept] = plans
     return plans
 

@@ -21,9 +21,10 @@ from mha_export.spec import AttentionSpec, EmptyRow
 
 SITE, SPEC, FORM, ORIGIN = (f"mha_export.{key}" for key in ("site", "spec", "form", "origin"))
 """Keys of ``metadata_props`` on emitted nodes: the site's id on all of them; spec, form and the
-node that was replaced on the one that computes the context."""
+node that was replaced on the one that computes the context and on the op that the form is of."""
 
 
+_ANCHORS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention", "Softmax"})
 _MOVING = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 
 
@@ -143,10 +144,12 @@ def _computing(scope: Scope, output: ir.Value) -> ir.Node | None:
 def _annotate(scope: Scope, site: Site, choice: Choice, main: ir.Node | None) -> None:
     for node in scope.nodes:
         node.metadata_props[SITE] = site.id
-    if main is not None:
-        main.metadata_props[SPEC] = spec_text(site)
-        main.metadata_props[FORM] = form_text(choice.form.name, choice.params)
-        main.metadata_props[ORIGIN] = site.anchor.metadata_props.get(ORIGIN) or (
+    anchors = [node for node in scope.nodes if node.op_type in _ANCHORS]
+    marked = {*(anchors if len(anchors) == 1 else ()), *(() if main is None else (main,))}
+    for node in marked:
+        node.metadata_props[SPEC] = spec_text(site)
+        node.metadata_props[FORM] = form_text(choice.form.name, choice.params)
+        node.metadata_props[ORIGIN] = site.anchor.metadata_props.get(ORIGIN) or (
             f"{site.anchor.op_type} {site.anchor.name}"
         )
 
@@ -189,6 +192,6 @@ def _says(text: str, spec: AttentionSpec) -> bool:
     for one in (stated, own):
         one.pop("dims", None)
         one["fill"] = "-inf" if one.get("fill") in ("min", None) else one["fill"]
-    if stated.get("empty_row") == EmptyRow.NOT_APPLICABLE.value:
+    if stated.get("empty_row") == EmptyRow.NOT_APPLICABLE.value or not spec.mask.hides_keys:
         stated["empty_row"] = own["empty_row"]
     return stated == own

@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from mha_export.operands import Heads, Layout
 from mha_export.oracle import OracleInputs, RotaryInputs, attention
+from mha_export.recognise import recognise
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._site import Site
 from mha_export.recognise.fused import is_fused, read_fused
@@ -172,11 +173,16 @@ def test_rotary_by_other_tables_is_left_in_the_graph() -> None:
 
 
 def test_rotary_of_the_query_alone() -> None:
+    """Told by the whole graph: keys may be rotated beyond what the reader passes."""
     model = graph(ROTATED.format(tables="cos, sin") + "y4 = Attention(qr, k4, v4)\n" + END)
     site, context = read(model)
-    assert site.spec.rotary is not None
-    assert not site.spec.rotary.key
+    assert site.spec.rotary is None
     agrees(model, site, context, feeds())
+    recognition = recognise(model)
+    (whole,) = recognition.sites
+    assert whole.spec.rotary is not None
+    assert not whole.spec.rotary.key
+    agrees(model, whole, Context(recognition.model), feeds())
 
 
 def test_norm_then_rotary() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.operands import ScoreMask
+from mha_export.recognise._mask_steps import LOWEST_BIAS
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise.fused._node import FusedNode
 from mha_export.recognise.masks import MaskReading, MaskTerm, read_mask
@@ -46,7 +47,30 @@ def named(
     )
     if reading is None or reading.replaces or len(reading.rest) > 1:
         return None
+    finite = reading.fill not in (None, "-inf")
+    if finite and any(_may_be_as_low(fused, term.value) for term in reading.rest):
+        return None
     return _bound(fused, reading, mask, kind)
+
+
+def _may_be_as_low(fused: FusedNode, bias: ir.Value) -> bool:
+    """Whether an addition given from outside may hide as a finite fill does: then it is no bias.
+
+    A floating point input may be anything; what ids or flags become is looked at.
+    """
+    contents: dict[ir.Value, np.ndarray] = {}
+    rng = np.random.default_rng(1)
+    for source in fused.context.sources(bias):
+        if not source.is_graph_input():
+            continue
+        shape, dtype = fused.shape(source), source.dtype
+        if shape is None or dtype is None or dtype.is_floating_point():
+            return True
+        contents[source] = rng.integers(0, 2, shape).astype(dtype.numpy())
+    if not contents:
+        return False
+    found = fused.context.sized(fused.sizes, contents).array(bias)
+    return found is None or not bool(np.all(found.astype(np.float64) > LOWEST_BIAS))
 
 
 def _spans_keys(fused: FusedNode, mask: ir.Value, scores: ScoreShape) -> bool:
@@ -128,8 +152,9 @@ def mask_shape(fused: FusedNode, value: ir.Value) -> tuple[Dim, ...]:
     found: list[Dim] = []
     for axis, default in enumerate(defaults):
         dim = fused.dim(value, axis, default)
-        if isinstance(dim, str) and concrete is not None and concrete[axis] == 1:
-            dim = 1
+        if isinstance(dim, str) and concrete is not None:
+            # heads are never a symbol, and every symbol is looked at above 1
+            dim = concrete[axis] if default == "q_heads" or concrete[axis] == 1 else dim
         found.append(dim)
     return tuple(found)
 

@@ -14,7 +14,13 @@ import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout
 from mha_export.recognise._masks_sizes import ScoreShape
-from mha_export.recognise.fused._mask_reading import Bound, mask_shape, named, with_empty_rows
+from mha_export.recognise.fused._mask_reading import (
+    Bound,
+    beside,
+    mask_shape,
+    named,
+    with_empty_rows,
+)
 from mha_export.recognise.fused._node import FusedNode, short
 from mha_export.spec import CausalAlignment, Dim, EmptyRow, MaskSpec
 
@@ -40,13 +46,15 @@ def masked(
     shape: tuple[Dim, ...] | None = None
     if bias is not None:
         operands["bias"], shape = bias, mask_shape(fused, bias)
-    if mask is None and causal is None and bias is not None:
+    if mask is None and bias is not None:
         cached = scores.past is not None
-        found = named(fused, bias, kind="additive", scores=scores, cached=cached)
-        if found is not None:
-            return with_empty_rows(found, EmptyRow.NAN, sinks=sinks)
+        read = named(fused, bias, kind="additive", scores=scores, cached=cached)
+        if read is not None and (causal is None or _leaves_every_row_a_key(read.spec)):
+            found = beside(MaskSpec(causal=causal), read, sinks=sinks)
+            if found is not None:
+                return with_empty_rows(found, EmptyRow.NAN, sinks=sinks)
     if mask is None:
-        empty = EmptyRow.ZERO if sinks else EmptyRow.NAN
+        empty = EmptyRow.ZERO if sinks else EmptyRow.NOT_APPLICABLE
         spec = MaskSpec(
             causal=causal,
             bias=shape,
@@ -100,6 +108,11 @@ def masked(
         empty_row=EmptyRow.NAN,
     )
     return Bound(spec=spec, operands=operands)
+
+
+def _leaves_every_row_a_key(mask: MaskSpec) -> bool:
+    """Whether it is all the same with what the future is hidden: the dtype's minimum or -inf."""
+    return not mask.may_empty_a_row and mask.bias is None and mask.alibi_slopes is None
 
 
 def _same_length(fused: FusedNode, mask: ir.Value, batch: ir.Value) -> bool:

@@ -263,6 +263,14 @@ class Agreed:
     norm: QkNormSpec | None
 
 
+def turns_queries_alone(agreed: Agreed) -> bool:
+    """Whether only the queries are seen to be rotated: keys may be, beyond a cache or a repetition.
+
+    The whole graph shows that, see :mod:`mha_export.recognise._fused_depth`.
+    """
+    return agreed.rotary is not None and not agreed.rotary.key
+
+
 def agree(query: Lineage, key: Lineage, context: Context) -> Agreed | None:
     """The common statement, or None where query and key went through different things."""
     rotary: RotarySpec | None = None

@@ -263,7 +263,7 @@ def _mask(fused: FusedNode, inputs: _Inputs) -> tuple[MaskSpec, dict[str, Any]]:
     if found is not None:
         found = with_empty_rows(found, EmptyRow.NAN, sinks=sinks)
         return found.spec, {**operands, **found.operands}
-    empty = EmptyRow.ZERO if sinks else EmptyRow.NAN
+    empty = EmptyRow.ZERO if sinks else EmptyRow.NOT_APPLICABLE
     spec = dataclasses.replace(own, bias=mask_shape(fused, bias), empty_row=empty)
     return spec, {**operands, "bias": bias}
 

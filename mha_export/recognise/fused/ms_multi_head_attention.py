@@ -70,7 +70,8 @@ def _read(fused: FusedNode) -> Site:
     )
     kv_len = "kv_len" if past_key is not None else fused.dim(key.value, key_axis, "kv_len")
     over, under, agreed = upstream.joint(query, key, fused.context, fused.node, cache=False)
-    if under.heads.heads != count:  # repeated heads, which the values would have to share
+    # repeated heads are what the values would have to share
+    if under.heads.heads != count or upstream.turns_queries_alone(agreed):
         over, under = Lineage(heads=query), Lineage(heads=key)
         agreed = Agreed(rotary=None, tables=None, norm=None)
     spec = AttentionSpec(

@@ -17,7 +17,13 @@ from mha_export.operands import Heads, Layout, Operands
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._site import Site
 from mha_export.recognise.fused import _upstream as upstream
-from mha_export.recognise.fused._mask_reading import Bound, mask_shape, named, with_empty_rows
+from mha_export.recognise.fused._mask_reading import (
+    Bound,
+    beside,
+    mask_shape,
+    named,
+    with_empty_rows,
+)
 from mha_export.recognise.fused._node import FusedNode, Reader, short
 from mha_export.recognise.fused._sink_key import sink_key
 from mha_export.recognise.fused._upstream import Agreed, Lineage
@@ -67,7 +73,7 @@ def _read(fused: FusedNode) -> Site:
     key = upstream.key_lineage(inputs.key, fused.context, fused.node, cache=free)
     value = upstream.value_lineage(inputs.value, fused.context, fused.node, cache=free)
     agreed = _agreed(fused, query, key, value)
-    if agreed is None:
+    if agreed is None or upstream.turns_queries_alone(agreed):
         query, key, value = (Lineage(heads=h) for h in (inputs.query, inputs.key, inputs.value))
         agreed = Agreed(rotary=None, tables=None, norm=None)
     past_key, past_value = key.past or inputs.past_key, value.past or inputs.past_value
@@ -199,16 +205,18 @@ def _mask(fused: FusedNode, inputs: _Inputs) -> Bound:
     if inputs.mask is None:
         return Bound(spec=own, operands=operands)
     boolean = inputs.mask.dtype is ir.DataType.BOOL
-    if not own.hides_keys:
-        found = named(
+    sinks = inputs.sinks is not None
+    if inputs.lengths is None:
+        read = named(
             fused,
             inputs.mask,
             kind="keep" if boolean else "additive",
             scores=inputs.scores,
             cached=inputs.past_key is not None,
         )
+        found = None if read is None else beside(own, read, sinks=sinks)
         if found is not None:
-            return with_empty_rows(found, EmptyRow.ZERO, sinks=inputs.sinks is not None)
+            return with_empty_rows(found, EmptyRow.ZERO, sinks=sinks)
     shape = mask_shape(fused, inputs.mask)
     operands["keep" if boolean else "bias"] = inputs.mask
     spec = dataclasses.replace(

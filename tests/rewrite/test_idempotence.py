@@ -1,0 +1,103 @@
+"""A second rewrite changes no byte, and primitive again is the same spec: one spec a kind.
+
+Each kind is one that a form says by other means than the graph it came from: another fill, a Where
+for rows without a key, a sink as a key, rotation and normalisation beside a cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from mha_export.evaluator import Evaluator
+from mha_export.forms import FormParams, build_model, form_named
+from mha_export.recognise import Recognition, recognise
+from mha_export.rewrite import Rewritten, choose_form, rewrite
+from mha_export.spec import (
+    AttentionSpec,
+    CacheSpec,
+    CausalAlignment,
+    EmptyRow,
+    MaskSpec,
+    ProjectionSpec,
+    QkNormSpec,
+    RotarySpec,
+)
+
+OPSET = 23
+PLAIN = AttentionSpec(
+    q_heads=4, kv_heads=2, head_dim=8, projections=ProjectionSpec(d_model=32), q_len="s", kv_len="s"
+)
+TOP_LEFT = MaskSpec(causal=CausalAlignment.TOP_LEFT)
+
+
+def _padded(**changes: Any) -> MaskSpec:
+    return MaskSpec(**{"causal": CausalAlignment.TOP_LEFT, "padding": True, **changes})
+
+
+KINDS: dict[str, AttentionSpec] = {
+    "causal-by-the-minimum": PLAIN.replace(mask=dataclasses.replace(TOP_LEFT, fill="min")),
+    "padding-minimum": PLAIN.replace(mask=_padded(fill="min", empty_row=EmptyRow.UNIFORM)),
+    "padding-nan": PLAIN.replace(mask=MaskSpec(padding=True, empty_row=EmptyRow.NAN)),
+    "padding-zero": PLAIN.replace(mask=_padded(empty_row=EmptyRow.ZERO)),
+    "window-and-padding": PLAIN.replace(
+        mask=_padded(left_window=2, fill="min", empty_row=EmptyRow.UNIFORM)
+    ),
+    "sinks": PLAIN.replace(sinks=True, mask=_padded(empty_row=EmptyRow.ZERO)),
+    "bias": PLAIN.replace(mask=MaskSpec(bias=("batch", 4, "s", "s"))),
+    "bias-and-padding": PLAIN.replace(
+        mask=MaskSpec(
+            bias=(1, 4, "s", "s"), padding=True, fill="min", empty_row=EmptyRow.UNIFORM
+        )
+    ),
+    "norm-and-rotary": PLAIN.replace(
+        mask=TOP_LEFT, rotary=RotarySpec(dim=8, theta=1e4), qk_norm=QkNormSpec(kind="rms")
+    ),
+    "cache": PLAIN.replace(
+        mask=MaskSpec(
+            causal=CausalAlignment.BOTTOM_RIGHT, padding=True, empty_row=EmptyRow.ZERO
+        ),
+        rotary=RotarySpec(dim=8, theta=1e4),
+        qk_norm=QkNormSpec(kind="rms"),
+        cache=CacheSpec(),
+        kv_len="t",
+    ),
+    "scale": PLAIN.replace(scale=0.1),
+}  # fmt: skip
+FORMS = ("onnx", "ort-gqa", "ort-mha")
+
+
+def _rewritten(found: Recognition, form: str, evaluator: Evaluator) -> Rewritten:
+    params = FormParams(opset=OPSET)
+    return rewrite(
+        found,
+        lambda site: choose_form(site, preferred=(), params=params, only=form),
+        evaluator=evaluator,
+    )
+
+
+def _bytes(model: ir.Model) -> bytes:
+    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_twice_is_once_and_back_is_the_same(kind: str, form: str, evaluator: Evaluator) -> None:
+    spec = KINDS[kind]
+    if not form_named(form).supports(spec, FormParams(opset=OPSET)):
+        pytest.skip(f"{form} does not say it")
+    first = recognise(build_model(form_named("primitive"), spec, FormParams(opset=OPSET)))
+    done = _rewritten(first, form, evaluator)
+    assert [o.status for o in done.outcomes.values()] == ["fused"], done.outcomes
+    found = recognise(done.model, evaluator=evaluator)
+    again = _rewritten(found, form, evaluator)
+    assert [o.proof for o in again.outcomes.values()] == [None]
+    assert _bytes(again.model) == _bytes(done.model)
+    back = recognise(_rewritten(found, "primitive", evaluator).model, evaluator=evaluator)
+    one, two = ([site.spec.to_json() for site in each.sites] for each in (found, back))
+    for stated in (*one, *two):
+        stated["fill"] = "-inf" if stated["fill"] == "min" else stated["fill"]
+    assert two == one
