@@ -5,6 +5,7 @@ A trigger that concerns recognition alone (13, 14, 16, 19) is tested there.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from mha_export.spec import (
     QkOutput,
     RotarySpec,
 )
+
+NUMBERS = {*range(1, 13), 15, 17, 18}
+"""Those that concern building; docs/quality.md says what each is."""
 
 TOP_LEFT, BOTTOM_RIGHT = CausalAlignment.TOP_LEFT, CausalAlignment.BOTTOM_RIGHT
 SQUARE = {"q_len": "s", "kv_len": "s"}
@@ -81,6 +85,11 @@ TRIGGERS = {
     "15-probabilities-are-an-output": _spec(qk_output=QkOutput.PROBABILITIES),
     "17-gqa-of-equal-heads": _spec(kv_heads=4, mask=MaskSpec(causal=TOP_LEFT), **SQUARE),
 }
+
+
+def test_every_trigger_that_concerns_building_is_here() -> None:
+    names = [*TRIGGERS, *(name.removeprefix("test_") for name in globals())]
+    assert {int(found[0]) for name in names if (found := re.match(r"\d+", name))} == NUMBERS
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
