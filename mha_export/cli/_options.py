@@ -68,7 +68,7 @@ plan_option = click.option(
 
 
 def limit_options(command: F) -> F:
-    """What one step of one target may use."""
+    """What one step of one target may use, and how long all of them may take."""
     for option in reversed(
         [
             click.option(
@@ -82,6 +82,13 @@ def limit_options(command: F) -> F:
                 type=int,
                 metavar="MIB",
                 help="For a target's process.  [default: four fifths of what is free]",
+            ),
+            click.option(
+                "--budget",
+                type=float,
+                metavar="SECONDS",
+                help="For the whole run: then nothing more is timed.  [default: none; "
+                "120 with --quick]",
             ),
         ]
     ):

@@ -93,6 +93,7 @@ class RunSettings:
         time_limit: seconds that one build, load or run may take; None: 600, and 120 when quick.
         memory_limit: MiB that a target's process and its descendants may use; None: four fifths
             of what is free.
+        budget: seconds after which the run times nothing more; None: no limit, and 120 when quick.
     """
 
     workloads: tuple[Workload, ...] = (Workload(),)
@@ -102,6 +103,7 @@ class RunSettings:
     seed: int = 0
     time_limit: float | None = None
     memory_limit: int | None = None
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         if self.vs not in (None, "raw"):
@@ -109,7 +111,7 @@ class RunSettings:
                 f"unknown baseline --vs {self.vs!r}",
                 fix="use --vs raw: the unmodified model on the same target",
             )
-        for name in ("time_limit", "memory_limit"):
+        for name in ("time_limit", "memory_limit", "budget"):
             limit = getattr(self, name)
             if limit is not None and not 0 < limit < math.inf:
                 raise InputError(f"{name} is {limit}; expected a number above 0")
@@ -121,6 +123,11 @@ class RunSettings:
 
         seconds = self.time_limit or (120.0 if self.quick else 600.0)
         return Limits(seconds=seconds, memory_mb=self.memory_limit)
+
+    @property
+    def most_seconds(self) -> float | None:
+        """The budget that holds."""
+        return self.budget or (120.0 if self.quick else None)
 
     @classmethod
     def from_options(

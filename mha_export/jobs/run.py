@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from mha_export.jobs._budget import Budget
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult, worst
 from mha_export.jobs._results_file import ResultsFile, digest_of
@@ -83,7 +84,8 @@ def run_models(
     waiting = {name: groups[name] for name in file.unfinished}
     if any(own[0].request.runs_here for own in waiting.values()):
         runner.prepare()  # what is wrong with the inputs is said before anything is built
-    for name, own in waiting.items():
+    for done, (name, own) in enumerate(waiting.items()):
+        runner.budget.next_of(len(waiting) - done)
         file.add(name, runner.results(own))
     record = file.record()
     asked = bool(targets) and tuple(targets) != ("all",)
@@ -115,6 +117,7 @@ class _Runner:
         self._progress = progress
         self._references: dict[str | None, ModelReference] = {}
         self._drawn: dict[int, tuple[tuple[ModelCase, ...], ModelCase]] = {}
+        self.budget = Budget(settings.most_seconds)
 
     def prepare(self) -> None:
         """Draw the inputs of every workload.
@@ -174,6 +177,8 @@ class _Runner:
             self._progress(f"parity on {trial.candidate.name}")
             reference, expected = self._expected(trial.candidate.request.precision, cases)
             judged.append(trial.judge(reference, expected, self._keep_in))
+        if self.budget.used_up:
+            return [self._not_timed(record, timed) for record in judged]
         sound = [trial for trial, record in zip(trials, judged, strict=True) if _runs(record)]
         timings = self._timings(sound, baselines, timed) if sound else {}
         work = None if self._settings.quick else work_of(self._subject.original, timed.inputs)
@@ -181,6 +186,11 @@ class _Runner:
             self._measured(record, trial, timings.get(trial.candidate.name), timed, work)
             for record, trial in zip(judged, trials, strict=True)
         ]
+
+    def _not_timed(self, record: ResultRecord, timed: ModelCase) -> ResultRecord:
+        why = f"not timed: the run's {self.budget.seconds:g} s were used up (--budget)"
+        reason = f"{record.reason}; {why}" if record.reason else why
+        return dataclasses.replace(record, workload=dict(timed.dims), reason=reason)
 
     def _inputs(self, workload: Workload) -> tuple[tuple[ModelCase, ...], ModelCase]:
         key = id(workload)
@@ -231,12 +241,15 @@ class _Runner:
             LatencySettings.quick() if self._settings.quick else LatencySettings(),
             seed=self._settings.seed,
             limits=self._settings.limits,
+            most_s=self.budget.for_timing(1),
         )
         if not baselines:
             self._progress(f"timing {', '.join(trial.candidate.name for trial in trials)}")
             return measure_latency([_contender(t, timed) for t in trials], settings=settings)
         timings: dict[str, Timing] = {}
-        for trial in trials:
+        for done, trial in enumerate(trials):
+            share = self.budget.for_timing(len(trials) - done)
+            settings = dataclasses.replace(settings, most_s=share)
             self._progress(f"timing {trial.candidate.name} against the unmodified model")
             contenders = [_contender(trial, timed)]
             base = baselines.get(trial.candidate.request.name)

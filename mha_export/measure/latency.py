@@ -7,13 +7,15 @@ since. Every few rounds each candidate is loaded anew, for where its memory happ
 a session a percent faster or slower than its twin.
 Ratios are taken within rounds, so a machine that slows down for a while slows both sides. Rounds
 in which the machine itself was slow (see ``_pace``) do not count. Rounds go on until enough count
-and the intervals are narrow, or the time is up, so a restless machine is measured longer.
+and the intervals are narrow, or the time is up, so a restless machine is measured longer. A run of
+a second and more warms nothing that lasts: none is discarded before it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +29,10 @@ from mha_export.targets import Limits, Outcome, TargetWorker
 TIMER = "perf_counter around each run, device synchronised"
 MOST_RUNS = 200
 LEAST_ROUNDS = 5
+FEWEST_ROUNDS = 3
+"""However little time there is: an interval of two says nothing."""
 FEWEST_CALM = 10
+SLOW_MS = 1_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,8 @@ class LatencySettings:
         warmup_ms: how long each candidate runs before the first round.
         most_ms: how long the turns of the slowest candidate may take together; no more rounds are
             run (but never fewer than five) than fit into it.
+        most_s: after so many seconds, warm-up included, no more rounds begin (but never fewer
+            than three).
         limits: of one turn.
         seed: of the order and of the resampling.
     """
@@ -56,6 +63,7 @@ class LatencySettings:
     turn_ms: float = 120.0
     warmup_ms: float = 400.0
     most_ms: float = 30_000.0
+    most_s: float = math.inf
     limits: Limits = dataclasses.field(default_factory=Limits)
     seed: int = 0
 
@@ -98,6 +106,7 @@ class _Turns:
         self.peak_rss_mb = 0.0
         self.problem: str | None = None
         self.warmup = 0
+        self.discarded = 1
         self.runs = 1
         self.turn_ms = 0.0
         self.load_ms = 0.0
@@ -115,7 +124,11 @@ class _Turns:
         if first is None:
             return
         self.first_run_ms = first[0]
-        probe = self._time(repeats=3, warmup=1)
+        probe = self._time(repeats=1, warmup=0)
+        if probe is not None and probe[0] >= SLOW_MS:
+            self.discarded, self.warmup, self.turn_ms = 0, 2, probe[0]
+            return
+        probe = self._time(repeats=3, warmup=0)
         if probe is None:
             return
         each = max(float(np.median(probe)), 1e-3)
@@ -127,7 +140,7 @@ class _Turns:
             self._time(repeats=more, warmup=0)
 
     def turn(self) -> None:
-        times = self._time(repeats=self.runs, warmup=1)
+        times = self._time(repeats=self.runs, warmup=self.discarded)
         if times is not None:
             self.rounds.append(times)
 
@@ -140,7 +153,7 @@ class _Turns:
             self.problem = outcome.reason
             return
         self.load_ms = max(self.load_ms, outcome.value.load_ms)
-        self._time(repeats=1, warmup=1)
+        self._time(repeats=1, warmup=self.discarded)
 
     def _time(self, *, repeats: int, warmup: int) -> Sequence[float] | None:
         if self.problem is not None:
@@ -190,15 +203,15 @@ def measure_latency(
         raise ValueError("contenders share a name")
     if baseline is not None and baseline not in turns:
         raise ValueError(f"baseline {baseline!r} is none of {sorted(turns)}")
-    names = list(turns)
-    for name in names:
-        turns[name].warm_up()
+    ends = time.monotonic() + settings.most_s
+    for contender in turns.values():
+        contender.warm_up()
     if pace is not None:
-        counted = _take_turns(turns, baseline, settings, pace)
+        counted = _take_turns(turns, baseline, settings, pace, ends)
     else:
         with Pace() as own_pace:
-            counted = _take_turns(turns, baseline, settings, own_pace)
-    return {name: _timing(turns, name, baseline, settings, counted) for name in names}
+            counted = _take_turns(turns, baseline, settings, own_pace, ends)
+    return {name: _timing(turns, name, baseline, settings, counted) for name in turns}
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +239,7 @@ def _take_turns(
     baseline: str | None,
     settings: LatencySettings,
     pace: Callable[[], float],
+    ends: float,
 ) -> _Counted:
     """All rounds; returns which of them count: where few would, nothing can be told, and all do."""
     order = np.random.default_rng(settings.seed)
@@ -234,10 +248,18 @@ def _take_turns(
     paces: list[float] = []
     counted = None
     since = 0
+
+    def time_is_up() -> bool:
+        return len(paces) >= FEWEST_ROUNDS and time.monotonic() >= ends
+
     while counted is None or (
-        len(paces) < most and (counted.number < least or _wide(turns, baseline, settings, counted))
+        len(paces) < most
+        and not time_is_up()
+        and (counted.number < least or _wide(turns, baseline, settings, counted))
     ):
         for _ in range(min(least, most - len(paces))):
+            if time_is_up():
+                break
             if since >= _stretch(turns.values(), settings):
                 since = 0
                 for name in names:
@@ -312,7 +334,7 @@ def _timing(
             disturbed=counted.disturbed,
             pace_ms=counted.pace_ms,
             stretch=_stretch(turns.values(), settings),
-            warmup=own.warmup + len(own.rounds),
+            warmup=own.warmup + own.discarded * len(own.rounds),
             timer=TIMER,
             threads=own.contender.threads,
             seed=settings.seed,

@@ -300,3 +300,25 @@ def test_the_interval_knows_that_the_machine_drifts() -> None:
     assert drifting.interval is not None
     assert shuffled.interval is not None
     assert drifting.interval > 1.3 * shuffled.interval
+
+
+@pytest.mark.parametrize(
+    ("ms", "most_s", "rounds", "discarded"),
+    [
+        pytest.param(1.0, 0.0, 3, 3, id="no time: the fewest rounds"),
+        pytest.param(1.0, 1e6, 6, 6, id="time enough"),
+        pytest.param(4_000.0, 1e6, 7, 0, id="slow: as fit into most_ms, and none discarded"),
+        pytest.param(4_000.0, 0.0, 3, 0, id="slow, no time"),
+    ],
+)
+def test_timing_ends_when_its_time_is_up(
+    ms: float, most_s: float, rounds: int, discarded: int
+) -> None:
+    log: list[tuple[str, int]] = []
+    settings = dataclasses.replace(SETTINGS, most_s=most_s, rounds=7 if ms > 1 else 6)
+    found = measure_latency(
+        [_contender(FakeWorker("a", ms, log))], settings=settings, pace=even_pace
+    )["a"].latency
+    assert found is not None
+    assert found.rounds == rounds
+    assert found.warmup == (2 if ms > 1 else 9) + discarded
