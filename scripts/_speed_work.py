@@ -18,6 +18,9 @@ from mha_export.spec import (
     ProjectionSpec,
 )
 
+LEAST_ROWS = 16
+"""Queries that a tile should have."""
+
 RAW = "raw"
 """The baseline: decomposed, key/value heads repeated, as exporters write it."""
 
@@ -85,9 +88,10 @@ class Candidate:
     """Who does a piece of work, and how.
 
     Attributes:
-        runtime: a target, ``openvino:bf16`` for one in another precision, or ``torch``.
+        runtime: a target, ``openvino:bf16`` for one in another precision, ``torch``, or ``read``,
+            which only reads the cache.
         family: ``raw``, ``peer`` (the raw graph as another tool rewrites it), ``fused`` (one op of
-            a vendor), ``ours`` or ``torch``.
+            a vendor), ``ours``, ``torch``, or ``floor``, whose output is not attention.
         peer: which tool rewrites the raw graph.
         cache: how decode grows its cache. in_place: past and present are one buffer.
     """
@@ -130,30 +134,7 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
         *([_windowed("onnx, opset 25")] if work.window else []),
         Candidate(name="ort-mha", runtime="cpu", family="fused", form="ort-mha"),
         Candidate(name="ort-gqa", runtime="cpu", family="fused", form="ort-gqa"),
-        *(
-            Candidate(
-                name=f"tiled {n}", runtime="cpu", family="ours", form="tiled", options={"tiles": n}
-            )
-            for n in tiles
-        ),
-        *(
-            Candidate(
-                name=f"tiled {n}, whole-tile mask",
-                runtime="cpu",
-                family="ours",
-                form="tiled",
-                options={"tiles": n, "mask": "tile"},
-            )
-            for n in tiles
-        ),
-        Candidate(
-            name=f"tiled {max(tiles)}, dynamic",
-            runtime="cpu",
-            family="ours",
-            form="tiled",
-            options={"tiles": max(tiles)},
-            dynamic=True,
-        ),
+        *_tiled(work, "cpu", tiles),
         Candidate(name="torch SDPA", runtime="torch", family="torch"),
         Candidate(name="torch SDPA, compiled", runtime="torch:compile", family="torch"),
     ]
@@ -164,17 +145,46 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
                 name=f"{runtime} onnx", runtime=runtime, family="fused", form="onnx", opset=23
             )
         )
-        found += [
-            Candidate(
-                name=f"{runtime} tiled {n}",
-                runtime=runtime,
-                family="ours",
-                form="tiled",
-                options={"tiles": n},
-            )
-            for n in tiles
-        ]
+        found += _tiled(work, runtime, tiles)
+    return [*found, _products()]
+
+
+def _tiled(work: Work, runtime: str, tiles: list[int]) -> list[Candidate]:
+    """Tiles of plain products, and tiles of an op each, which pay with shorter ones too."""
+    prefix = "" if runtime == "cpu" else f"{runtime} "
+
+    def one(name: str, n: int, opset: int, dynamic: bool = False, **options: Any) -> Candidate:
+        return Candidate(
+            name=f"{prefix}tiled {n}{name}",
+            runtime=runtime,
+            family="ours",
+            form="tiled",
+            opset=opset,
+            options={"tiles": n, **options},
+            dynamic=dynamic,
+        )
+
+    fitting = [n for n in tiles if n * LEAST_ROWS <= work.length] or [1]
+    most = fitting[-1]
+    finest = 2 * most if 2 * most * LEAST_ROWS <= work.length else most
+    found = [one("", n, 17) for n in fitting]
+    found += [one(", an op a tile", n, 23, product="attention") for n in {*fitting, finest}]
+    if runtime == "cpu" and work.kind == "prefill":
+        found.append(one(", whole-tile mask", fitting[0], 17, mask="tile"))
+        found.append(one(", dynamic", most, 17, dynamic=True))
+        found.append(one(", an op a tile, dynamic", most, 23, dynamic=True, product="attention"))
     return found
+
+
+def _products() -> Candidate:
+    """The projections and the tiles' two products without mask and softmax: what plain ops need."""
+    return Candidate(
+        name="floor: products alone",
+        runtime="cpu",
+        family="floor",
+        form="tiled",
+        options={"tiles": 16, "mask": "tile"},
+    )
 
 
 def _peers() -> list[Candidate]:
@@ -224,6 +234,7 @@ def _decoders() -> list[Candidate]:
             name="openvino grouped, concat", runtime="openvino", family="ours", form="grouped"
         ),
         Candidate(name="torch SDPA", runtime="torch", family="torch"),
+        Candidate(name="floor: keys and values read", runtime="read", family="floor"),
     ]
 
 
@@ -241,10 +252,22 @@ def plan(work: Work, candidate: Candidate, folder: Path, *, threads: int, seed: 
             return str(verdict)
         name = "".join(c if c.isalnum() else "_" for c in candidate.name)
         file = folder / f"{name}.onnx"
-        ir.save(build_model(form, spec, params, seed=seed), file)
+        model = build_model(form, spec, params, seed=seed)
+        if candidate.family == "floor":
+            _keep_products(model)
+        ir.save(model, file)
         if candidate.peer:
             _rewrite(file, candidate.peer, work)
     return Plan(work=work, candidate=candidate, file=file, threads=threads, seed=seed)
+
+
+def _keep_products(model: ir.Model) -> None:
+    """Every mask and softmax taken out: a node gives on what it was given."""
+    for node in list(model.graph):
+        mask = node.op_type == "Add" and any("tile_mask" in str(v.name) for v in node.inputs if v)
+        if mask or node.op_type == "Softmax":
+            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+            model.graph.remove(node, safe=True)
 
 
 def _rewrite(file: Path, peer: str, work: Work) -> None:

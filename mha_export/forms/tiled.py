@@ -5,8 +5,9 @@
 
 About half the work of a causal prefill is never done, and a window's tile reads the window alone;
 the largest tensor of scores shrinks with the number of tiles. Plain ops of opset 13, so that every
-runtime takes it; key/value heads are broadcast over a group axis, never repeated. Lengths may be
-numbers or symbols: cuts are then computed in the graph. See docs/forms/tiled.md.
+runtime takes it; or, with ``product: attention``, one ``ai.onnx`` Attention a tile. Key/value heads
+are never repeated. Lengths may be numbers or symbols: cuts are then computed in the graph. See
+docs/forms/tiled.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mha_export.forms._products import Piece, Products, scaled_query
 from mha_export.forms._scope import Scope
 from mha_export.forms._support import common_refusal, first_refusal
 from mha_export.forms._tile_mask import POSITION_PARTS, TileMask
+from mha_export.forms._tile_op import TileOp, op_fixes_rows, op_refusal
 from mha_export.forms._tiles import MOST_TILES, Cuts, Tile, default_tiles
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec
@@ -42,7 +44,7 @@ class TiledForm:
 
     def supports(self, spec: AttentionSpec, params: FormParams) -> Supported | Unsupported:
         refusal = first_refusal(
-            common_refusal(self, spec, params), _option_refusal(params), _refusal(spec)
+            common_refusal(self, spec, params), _option_refusal(spec, params), _refusal(spec)
         )
         if refusal is not None:
             return refusal
@@ -66,7 +68,7 @@ class TiledForm:
         )
 
 
-def _option_refusal(params: FormParams) -> Unsupported | None:
+def _option_refusal(spec: AttentionSpec, params: FormParams) -> Unsupported | None:
     tiles = params.options.get("tiles", 1)
     if type(tiles) is not int or not 1 <= tiles <= MOST_TILES:
         return Unsupported(feature="tiles", needs=f"a whole number of 1 to {MOST_TILES} tiles")
@@ -74,7 +76,13 @@ def _option_refusal(params: FormParams) -> Unsupported | None:
         return Unsupported(feature="mask", needs="'diagonal' or 'tile'")
     if params.options.get("heads", "rows") not in ("rows", "broadcast"):
         return Unsupported(feature="heads", needs="'rows' or 'broadcast'")
-    return None
+    if params.options.get("product", "matmul") not in ("matmul", "attention"):
+        return Unsupported(feature="product", needs="'matmul' or 'attention'")
+    return op_refusal(spec, params) if _by_op(params) else None
+
+
+def _by_op(params: FormParams) -> bool:
+    return params.options.get("product") == "attention"
 
 
 def _as_rows(params: FormParams) -> bool:
@@ -118,6 +126,17 @@ class _Tiles:
         self._whole_mask = Mask(scope, spec, operands, sizes)
         self._hiding = Hiding(spec=spec, operands=operands, cuts=True)
         self._groups = Groups(scope=scope, spec=spec, counts=counts, rows=_as_rows(params))
+        self._by_op = _by_op(params)
+        self._op = TileOp(
+            scope,
+            spec,
+            counts,
+            parts=self._parts,
+            bound=operands.score_mask is not None,
+            q=self._cuts.q,
+            kv=self._cuts.kv,
+            offset=self._cuts.offset,
+        )
         self._products = Products(
             scope=scope,
             spec=spec,
@@ -132,12 +151,14 @@ class _Tiles:
     def emit(self, ready: Prepared) -> ir.Value:
         """[b, s, h, e]: tiles are turned one by one, while they are in the cache."""
         scope, spec = self._scope, self._spec
-        query = four_dimensional(scope, scaled_query(scope, spec, ready.query))
+        query = ready.query if self._by_op else scaled_query(scope, spec, ready.query)
+        query = four_dimensional(scope, query)
         value = as_layout(scope, ready.value, Layout.BHSD)
         keys = self._groups.keys(as_layout(scope, ready.key, Layout.BHSD).value)
         values = self._groups.keys(value.value)
-        stated = self._hiding.stated_row(scope, value) if self._hiding.fixes_rows else None
-        split = self._params.options.get("mask", "diagonal") == "diagonal"
+        fixes = op_fixes_rows(spec) if self._by_op else self._hiding.fixes_rows
+        stated = self._hiding.stated_row(scope, value) if fixes else None
+        split = self._params.options.get("mask", "diagonal") == "diagonal" and not self._by_op
         wanted = self._params.options.get("tiles", default_tiles(spec))
         assert isinstance(wanted, int)
         outputs = [
@@ -160,6 +181,21 @@ class _Tiles:
         stated: ir.Value | None,
     ) -> ir.Value:
         """[b, rows, h, e]."""
+        queries = self._queries(query, tile.rows)
+        if self._by_op:
+            mask = self._mask(tile, tile.keys)
+            output = self._op.context(tile, queries, keys, values, mask)
+        else:
+            output = self._by_products(tile, queries, keys, values)
+        if stated is not None:
+            has_key = self._mask(tile, tile.keys).row_has_key()
+            output = self._scope.op("Where", [has_key, output, stated], dtype=output.dtype)
+        return self._scope.op("Transpose", [output], {"perm": [0, 2, 1, 3]}, dtype=output.dtype)
+
+    def _by_products(
+        self, tile: Tile, queries: ir.Value, keys: ir.Value, values: ir.Value
+    ) -> ir.Value:
+        """[b, h, rows, e] by two products and a softmax."""
         counts, kv, axis = self._counts, self._cuts.kv, self._groups.key_axis
         rows = counts.sub(tile.rows.end, tile.rows.start)
         pieces = [
@@ -170,18 +206,14 @@ class _Tiles:
             )
             for span, masked in _pieces(tile)
         ]
-        output = self._products.context(
-            self._queries(query, tile.rows),
+        return self._products.context(
+            queries,
             rows,
             pieces,
             counts.rows(values, tile.keys, axis, of=kv),
             self._parts,
             by_head=self._meets_by_head(pieces),
         )
-        if stated is not None:
-            has_key = self._mask(tile, tile.keys).row_has_key()
-            output = self._scope.op("Where", [has_key, output, stated], dtype=output.dtype)
-        return self._scope.op("Transpose", [output], {"perm": [0, 2, 1, 3]}, dtype=output.dtype)
 
     def _queries(self, query: Heads, rows: Span) -> ir.Value:
         """The queries of one tile, [b, h, rows, d]."""

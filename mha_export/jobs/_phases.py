@@ -29,7 +29,7 @@ def phases(split: str) -> tuple[Graph, ...]:
 
 
 def stem(target: str, graph: Graph) -> str:
-    """Name of the file, and of its row in a plan, without its suffix."""
+    """Name of the file without its suffix."""
     return f"{target}.decode" if graph == "decode" else target
 
 
@@ -55,5 +55,11 @@ def check_split(split: str, cache: CacheRecord | None) -> None:
 
 def plan_names(target: str, graph: Graph) -> Iterator[str]:
     """Rows of a plan that speak of a graph: its own before the target's."""
-    yield stem(target, graph)
+    if graph != "main":
+        yield plan_name(target, graph)
     yield target
+
+
+def plan_name(target: str, graph: Graph) -> str:
+    """The row of a plan for one graph of a target."""
+    return target if graph == "main" else f"{target}.{graph}"

@@ -12,12 +12,14 @@ from typing import Any
 from mha_export.errors import InputError
 from mha_export.forms import form_named
 from mha_export.frontends import open_source
+from mha_export.jobs._phases import Graph, plan_name
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult
 from mha_export.jobs._settings import RunSettings, SourceSettings
 from mha_export.jobs._store import check_file
 from mha_export.measure.machine import machine_record
-from mha_export.measure.tuning import Tried, Way, lengths_at, try_ways, ways
+from mha_export.measure.model_inputs import workload_sizes
+from mha_export.measure.tuning import SPENT, Tried, Way, lengths_at, try_ways, ways
 from mha_export.recognise import Site, recognise
 from mha_export.report.records import validate, write_json
 from mha_export.rewrite import with_dtype
@@ -25,7 +27,6 @@ from mha_export.spec import AttentionSpec
 from mha_export.targets import TargetRequest, Unavailable, capabilities_for, parse_target
 
 SCHEMA_VERSION = "1.0"
-SPENT = "the budget was spent; run it again to go on"
 Row = dict[str, Any]
 
 
@@ -35,7 +36,8 @@ class TuneSettings:
 
     Attributes:
         run: workloads, seed, and whether to be quick.
-        budget: seconds to spend; None for as long as it takes.
+        budget: seconds to spend, reading the model and building included; None for as long as it
+            takes.
     """
 
     run: RunSettings
@@ -57,6 +59,9 @@ def tune_model(
 ) -> JobResult:
     """Time the legal forms of every site at every workload, and write a plan of the fastest.
 
+    Where workloads of one query and of more were asked for, the plan has a row for each graph of
+    ``--split prefill-decode`` beside the one that serves all.
+
     Sites of one structure are measured once. The file is written after every measurement, and what
     it holds of the same model, target, machine and versions is not measured again.
 
@@ -67,6 +72,7 @@ def tune_model(
     Errors:
         InputError: bad source, target, sizes or budget; a model without a replaceable attention.
     """
+    started = time.monotonic()
     source_settings = source_settings or SourceSettings()
     settings = settings or TuneSettings(run=RunSettings())
     request = parse_target(target)
@@ -93,9 +99,13 @@ def tune_model(
             fix="mha-export inspect says why, for every softmax",
         )
     opset = _opset(request, int(model.graph.opset_imports.get("", 1)), source_settings.opset)
-    tuner = _Tuner(request, opset, settings, output, loaded.sha256, progress)
+    sizes = [
+        workload_sizes(model, dims=workload.dims, shapes=workload.shapes)
+        for workload in settings.run.workloads
+    ]
+    tuner = _Tuner(request, opset, settings, output, loaded.sha256, progress, sizes, started)
     document, notices = tuner.tune(_grouped(sites))
-    chosen = document["targets"][request.target.name]
+    chosen = any(document["targets"].values())
     return JobResult(
         document=document,
         exit_code=OK if chosen else FAILED,
@@ -131,22 +141,25 @@ class _Tuner:
         output: Path,
         sha256: str,
         progress: Progress,
+        sizes: Sequence[Mapping[str, int]],
+        started: float,
     ) -> None:
+        self._sizes = sizes
         self._request = request
         self._opset = opset
         self._settings = settings
         self._output = output
         self._sha256 = sha256
         self._progress = progress
-        self._started = time.monotonic()
+        self._started = started
         self._capabilities = capabilities_for(request.target, request.precision)
         self._rows: dict[str, list[Row]] = {}
 
     def tune(self, groups: Mapping[AttentionSpec, list[str]]) -> tuple[Row, list[str]]:
-        chosen: dict[str, Row] = {}
+        chosen: dict[str, dict[str, Row]] = {plan_name(self._request.target.name, "main"): {}}
         notices: list[str] = []
         known = self._known()
-        left = len(groups) * len(self._settings.run.workloads)
+        left = len(groups) * len(self._sizes)
         for spec, ids in groups.items():
             rows: list[Row] = []
             for lengths in self._lengths(spec):
@@ -155,20 +168,22 @@ class _Tuner:
                 left -= 1
                 self._rows[ids[0]] = rows
                 self._write(chosen)
-            spent = [_words(row["lengths"]) for row in rows if row["problem"] == SPENT]
+            spent = dict.fromkeys(_words(row["lengths"]) for row in rows if row["problem"] == SPENT)
             if spent:
                 notices.append(f"{ids[0]}: not timed at {'; '.join(spent)}: {SPENT}")
-            if best := _fastest(rows):
-                chosen |= dict.fromkeys(ids, best)
-            else:
+            for graph, own in _by_graph(rows).items():
+                if best := _fastest(own):
+                    row = chosen.setdefault(plan_name(self._request.target.name, graph), {})
+                    row |= dict.fromkeys(ids, best)
+            if not any(row.get("latency_ms") for row in rows):
                 notices.append(f"{ids[0]}: {len(ids)} sites: nothing could be timed: {_why(rows)}")
             self._write(chosen)
         return self._write(chosen), notices
 
     def _lengths(self, spec: AttentionSpec) -> list[dict[str, int]]:
         found: list[dict[str, int]] = []
-        for workload in self._settings.run.workloads:
-            lengths = lengths_at(spec, workload.dims)
+        for sizes in self._sizes:
+            lengths = lengths_at(spec, sizes)
             if lengths not in found:
                 found.append(lengths)
         return found
@@ -211,7 +226,10 @@ class _Tuner:
             return []
         if not isinstance(document, dict) or document.get("question") != self._question():
             return []
-        return [row for row in document.get("measured", []) if "latency_ms" in row]
+        rows = document.get("measured", [])
+        # Ways are compared with one another: a workload that was cut short is measured anew.
+        cut = [(row["site"], row["lengths"]) for row in rows if row["problem"] == SPENT]
+        return [row for row in rows if (row["site"], row["lengths"]) not in cut]
 
     def _question(self) -> Row:
         availability = self._request.target.availability()
@@ -227,7 +245,7 @@ class _Tuner:
             "seed": run.seed,
         }
 
-    def _write(self, chosen: Mapping[str, Row]) -> Row:
+    def _write(self, chosen: Mapping[str, Mapping[str, Row]]) -> Row:
         document = _document(self._request, self._sha256, self._question(), chosen)
         document["measured"] = [row for rows in self._rows.values() for row in rows]
         validate("plan", document)
@@ -235,13 +253,15 @@ class _Tuner:
         return document
 
 
-def _document(request: TargetRequest, sha256: str, question: Row, chosen: Mapping[str, Row]) -> Row:
+def _document(
+    request: TargetRequest, sha256: str, question: Row, chosen: Mapping[str, Mapping[str, Row]]
+) -> Row:
     return {
         "schema_version": SCHEMA_VERSION,
         "model_sha256": sha256,
         "machine": machine_record().to_json(),
         "question": question,
-        "targets": {request.target.name: dict(chosen)},
+        "targets": {request.target.name: {}} | {name: dict(row) for name, row in chosen.items()},
         "measured": [],
     }
 
@@ -280,6 +300,14 @@ def _fastest(rows: Sequence[Row]) -> Row | None:
     winner = min(complete, key=lambda name: complete[name])
     row = next(row for row in timed if _name(row) == winner)
     return {"form": row["form"], "params": row["params"]}
+
+
+def _by_graph(rows: Sequence[Row]) -> dict[Graph, list[Row]]:
+    """All rows, and those of one query and of more apart where there are both."""
+    one = [row for row in rows if row["lengths"]["q_len"] == 1]
+    more = [row for row in rows if row["lengths"]["q_len"] != 1]
+    found: dict[Graph, list[Row]] = {"main": list(rows)}
+    return found | ({"prefill": more, "decode": one} if one and more else {})
 
 
 def _name(row: Row) -> str:

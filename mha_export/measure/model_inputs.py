@@ -156,6 +156,21 @@ def ordinary_inputs(
     )
 
 
+def workload_sizes(
+    model: ir.Model,
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, int]:
+    """A number for every symbol of the inputs: a batch of 1, 128 tokens, no past where not given.
+
+    Errors:
+        InputError: ``dims`` names no symbol, or ``shapes`` no input or another rank or size.
+    """
+    lengths = Lengths(batch=1, seq=128, past=0, other=128)
+    return sizes_of(input_roles(model), lengths, dims=dims, shapes=shapes)
+
+
 def inputs_from_file(path: Path | str, model: ir.Model) -> ModelCase:
     """The arrays of an ``.npz`` as a case, checked against the model's inputs.
 

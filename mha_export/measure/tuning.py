@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from mha_export.targets import CompileOptions, Limits, Program, TargetWorker
 
 BASELINE = "primitive"
 TILES = (8, 16, 32)
+OP_TILES = (8, 16, 32, 64)
+"""Of an Attention node each: shorter ones pay too, for their scores stay in the cache."""
 LEAST_ROWS = 16
 """Queries that a tile should have; shorter tiles are not tried."""
 FEW_QUERIES = 16
@@ -37,6 +40,7 @@ LARGEST_ERROR, HALF_ERROR = 1e-3, 5e-2
 """Of the largest output, against the primitive form on the same target."""
 HALF, FAST = (DType.FP16, DType.BF16), ("f16", "bf16")
 DEFAULT_LENGTH = 128
+SPENT = "the budget was spent; run it again to go on"
 
 Veto = Callable[[str, AttentionSpec], str | None]
 
@@ -103,12 +107,18 @@ def _grid(form: str, q_len: int) -> list[dict[str, str | int]]:
         return [{}] if q_len <= FEW_QUERIES else []
     if form != "tiled":
         return [{}]
-    return [
+    products: list[dict[str, str | int]] = [
         {"tiles": tiles, "mask": mask}
         for tiles in TILES
         if q_len >= tiles * LEAST_ROWS
         for mask in ("diagonal", "tile")
     ]
+    ops: list[dict[str, str | int]] = [
+        {"tiles": tiles, "product": "attention"}
+        for tiles in OP_TILES
+        if q_len >= tiles * LEAST_ROWS
+    ]
+    return products + ops
 
 
 def try_ways(
@@ -123,11 +133,14 @@ def try_ways(
     quick: bool,
     seed: int,
 ) -> list[Tried]:
-    """Time every way at one workload, interleaved, in at most about ``seconds``.
+    """Time every way at one workload, interleaved, in at most about ``seconds`` in all.
+
+    Building and checking count too; a way that found no time has :data:`SPENT` as its problem.
 
     Errors:
         InputError: the spec has no inputs of these lengths.
     """
+    started = time.monotonic()
     case = sized_case(spec, dims=lengths, seed=seed)
     if case is None:
         raise InputError(
@@ -142,6 +155,9 @@ def try_ways(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mha_export-")))
         contenders = []
         for index, way in enumerate(wanted):
+            if seconds is not None and time.monotonic() - started > seconds:
+                problems[way.name] = SPENT
+                continue
             worker = stack.enter_context(TargetWorker(target, limits=limits))
             answer = _ready(spec, way, worker, folder / str(index), opset, precision, arrays)
             if isinstance(answer, str):
@@ -153,7 +169,11 @@ def try_ways(
                 problems[way.name] = wrong
                 continue
             contenders.append(Contender(name=way.name, worker=worker, inputs=arrays))
-        settings = latency_settings(len(contenders), seconds=seconds, quick=quick, seed=seed)
+        left = None if seconds is None else seconds - (time.monotonic() - started)
+        if left is not None and left <= 0:
+            problems |= {contender.name: SPENT for contender in contenders}
+            contenders = []
+        settings = latency_settings(len(contenders), seconds=left, quick=quick, seed=seed)
         baseline = contenders[0].name if contenders else None
         timings = measure_latency(contenders, baseline=baseline, settings=settings)
     return [

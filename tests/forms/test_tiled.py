@@ -260,6 +260,101 @@ def test_a_wider_softmax(sinks: bool) -> None:
     np.testing.assert_allclose(found, attention(spec, case.inputs).output, atol=4e-3)
 
 
+# Tiles of an Attention node each
+
+OP: dict[str, Any] = {"opset": 23, "product": "attention"}
+OPS = ("causal", "causal-one-head-each", "window", "band", "block", "padding", "free")
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_a_tile_is_exact_at_every_length(name: str) -> None:
+    session = OrtSession(_model(DYNAMIC[name], **OP))
+    for length in (*LENGTHS, LONG) if name in ("causal", "window") else LENGTHS:
+        wrong = list(_wrong(DYNAMIC[name], session, _case(DYNAMIC[name], q_len=length)))
+        assert not wrong, f"length {length}: {wrong[0]}"
+
+
+@pytest.mark.parametrize("past", [0, 1, 11])
+def test_an_op_a_tile_after_a_past(past: int) -> None:
+    spec = _spec(mask=MaskSpec(causal=BOTTOM_RIGHT), cache=CacheSpec())
+    session = OrtSession(_model(spec, **OP))
+    for queries in (1, 2, 7, 8, 9, 17):
+        case = _case(spec, q_len=queries, past_len=past, kv_len=past + queries)
+        wrong = list(_wrong(spec, session, case))
+        assert not wrong, f"{queries} queries: {wrong[0]}"
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [_causal(), _causal(left_window=5), MaskSpec(block=5), MaskSpec(left_window=4, right_window=3)],
+    ids=["causal", "window", "block", "band"],
+)
+@pytest.mark.parametrize(("length", "tiles"), [(1, 8), (3, 8), (13, 4), (64, 8), (65, 8), (30, 7)])
+def test_an_op_a_tile_of_a_static_length_is_exact(length: int, tiles: int, mask: MaskSpec) -> None:
+    """The last tile may be shorter, and be the second or the only one."""
+    spec = _spec(mask=mask, q_len=length, kv_len=length)
+    _exact(spec, _case(spec), tiles=tiles, **OP)
+
+
+@pytest.mark.parametrize("causal", [TOP_LEFT, BOTTOM_RIGHT])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (5, 6), (5, 17), (9, 9)])
+def test_an_op_a_tile_of_other_keys_than_queries(
+    causal: CausalAlignment, queries: int, keys: int
+) -> None:
+    mask = MaskSpec(causal=causal, empty_row=EmptyRow.ZERO)
+    spec = _spec(mask=mask, q_len=queries, kv_len=keys)
+    _exact(spec, _case(spec), tiles=4, **OP)
+
+
+@pytest.mark.parametrize(("fill", "policy"), POLICIES[:-1])
+@pytest.mark.parametrize("causal", [None, TOP_LEFT], ids=["padded", "padded-causal"])
+def test_an_op_a_tile_has_the_stated_rows(
+    causal: CausalAlignment | None, fill: Any, policy: EmptyRow
+) -> None:
+    mask = MaskSpec(causal=causal, padding=True, fill=fill, empty_row=policy)
+    spec = _spec(mask=mask, **SQUARE)
+    case = _case(spec, batch=2, q_len=9)
+    padding = np.ones((2, 9), np.int64)
+    padding[0, :4] = 0
+    padding[1] = 0
+    inputs = case.inputs.replace(key_padding=padding)
+    _exact(spec, dataclasses.replace(case, inputs=inputs), tiles=4, **OP)
+
+
+def test_static_causal_ops_need_one_mask() -> None:
+    """The last tile's: constants of a mask a tile would be half of all scores."""
+    sizes = {"q_len": 64, "kv_len": 64}
+    model = _model(_spec(mask=_causal(), **sizes), tiles=8, **OP)
+    masks = [v.shape for v in model.graph.initializers.values() if "tile_mask" in str(v.name)]
+    assert masks == [ir.Shape([1, 1, 8, 64])]
+    assert sum(node.op_type == "Attention" for node in model.graph) == 8
+
+
+REFUSED_OPS = {
+    "opset": (_spec(mask=_causal(), **SQUARE), 22, {}),
+    "heads": (_spec(mask=_causal(), **SQUARE), 23, {"heads": "rows"}),
+    "mask": (_spec(mask=_causal(), **SQUARE), 23, {"mask": "tile"}),
+    "sinks": (_spec(sinks=True, mask=_causal(), **SQUARE), 23, {}),
+    "softcap": (_spec(softcap=3.0, mask=_causal(), **SQUARE), 23, {}),
+    "bias": (DYNAMIC["alibi"], 23, {}),
+    "fill": (_spec(mask=_causal(fill=-5.0), **SQUARE), 23, {}),
+    "scale": (_spec(scale=-1.0, mask=_causal(), **SQUARE), 23, {}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_OPS)
+def test_what_the_op_of_a_tile_cannot_say_is_refused(name: str) -> None:
+    spec, opset, options = REFUSED_OPS[name]
+    params = FormParams(opset=opset, options={"product": "attention", **options})
+    verdict = FORM.supports(spec, params)
+    assert isinstance(verdict, Unsupported)
+    assert verdict.feature == (
+        name if name in ("sinks", "softcap", "bias", "fill", "scale") else "product"
+    )
+    plain = FORM.supports(spec, FormParams(opset=opset, options=options))
+    assert plain, "the products of MatMul say it"
+
+
 # A mask that the source graph made
 
 BOUND = {

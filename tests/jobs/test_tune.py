@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 
 from mha_export.errors import InputError
@@ -16,8 +17,10 @@ from mha_export.jobs import (
     export_model,
     tune_model,
 )
-from mha_export.jobs.tune import SPENT, _fastest
-from mha_export.measure.tuning import Way, latency_settings, lengths_at, ways
+from mha_export.jobs._plan import read_plan
+from mha_export.jobs.tune import _by_graph, _fastest
+from mha_export.measure import tuning
+from mha_export.measure.tuning import SPENT, Tried, Way, latency_settings, lengths_at, ways
 from mha_export.report.records import validate
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, MaskSpec
 
@@ -84,6 +87,117 @@ def test_a_spent_budget_leaves_rows_to_go_on_with(encoder: Path, tmp_path: Path)
     assert any(SPENT in notice for notice in result.notices)
 
 
+def test_a_killed_run_loses_only_what_it_was_measuring(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written on the way out: what a kill leaves is what each measurement wrote."""
+    path, seen = tmp_path / "plan.json", []
+
+    def dies(*_: object, lengths: dict[str, int], **__: object) -> list[Tried]:
+        seen.append(lengths["q_len"])
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return [Tried(way=Way(form="primitive"), problem="not here")]
+
+    monkeypatch.setattr("mha_export.jobs.tune.try_ways", dies)
+    with pytest.raises(KeyboardInterrupt):
+        tune_model(encoder, target="cpu", output=path, settings=_settings(4, 8))
+    validate("plan", json.loads(path.read_text(encoding="utf-8")))
+    tune_model(encoder, target="cpu", output=path, settings=_settings(4, 8))
+    assert seen == [4, 8, 8], "the length that was measured is not measured again"
+
+
+def test_a_workload_that_was_cut_short_is_measured_anew(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the ways against the other half of another hour would be no comparison."""
+    path, seen = tmp_path / "plan.json", []
+
+    def short(*_: object, lengths: dict[str, int], **__: object) -> list[Tried]:
+        seen.append(lengths["q_len"])
+        ways_ = (Way(form="primitive"), Way(form="onnx"))
+        return [Tried(way=way, problem=SPENT if way.form == "onnx" else "no") for way in ways_]
+
+    monkeypatch.setattr("mha_export.jobs.tune.try_ways", short)
+    for _ in range(2):
+        tune_model(encoder, target="cpu", output=path, settings=_settings(4))
+    assert seen == [4, 4]
+
+
+def test_building_counts_against_the_budget() -> None:
+    """The first way is built whatever it takes; the clock then stands before the others."""
+    spec = _spec(q_len=4, kv_len=4, mask=CAUSAL)
+    tried = tuning.try_ways(
+        spec,
+        [Way(form="primitive"), Way(form="onnx")],
+        target="cpu",
+        precision=None,
+        opset=23,
+        lengths={"batch": 1, "q_len": 4, "kv_len": 4},
+        seconds=1e-3,
+        quick=True,
+        seed=0,
+    )
+    assert [one.problem for one in tried] == [SPENT, SPENT]
+
+
+@pytest.mark.parametrize("given", ["dims", "shapes"])
+def test_sizes_reach_the_measurement(
+    given: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ir.load(encoder)
+    name, shape = model.graph.inputs[0].name, [3, 5, *list(model.graph.inputs[0].shape)[2:]]
+    sizes = {"dims": {"batch": 3, "seq": 5}} if given == "dims" else {"shapes": {name: shape}}
+    found: list[dict[str, int]] = []
+    monkeypatch.setattr(
+        "mha_export.jobs.tune.try_ways", lambda *_, lengths, **__: found.append(lengths) or []
+    )
+    settings = TuneSettings(run=RunSettings(workloads=(Workload(**sizes),), quick=True))
+    tune_model(encoder, target="cpu", output=tmp_path / "plan.json", settings=settings)
+    assert [(lengths["batch"], lengths["q_len"]) for lengths in found] == [(3, 5)]
+
+
+@pytest.mark.parametrize("sizes", [{"dims": {"sequence": 5}}, {"shapes": {"nobody": (1, 2)}}])
+def test_a_size_of_nothing_is_refused(
+    sizes: dict[str, dict[str, object]], encoder: Path, tmp_path: Path
+) -> None:
+    settings = TuneSettings(run=RunSettings(workloads=(Workload(**sizes),)))  # type: ignore[arg-type]
+    with pytest.raises(InputError):
+        tune_model(encoder, target="cpu", output=tmp_path / "plan.json", settings=settings)
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_prompts_and_steps_have_a_row_each() -> None:
+    """grouped is best at one query, tiled at many, and neither can do both."""
+    times = {("onnx", 1): 9.0, ("onnx", 64): 9.0, ("grouped", 1): 1.0, ("tiled", 64): 2.0}
+    rows = [
+        {"lengths": {"q_len": n}, "form": form, "params": {}, "latency_ms": {"p50": ms}}
+        for (form, n), ms in times.items()
+    ]
+    graphs = _by_graph(rows)
+    found = {graph: (_fastest(own) or {})["form"] for graph, own in graphs.items()}
+    assert found == {"main": "onnx", "prefill": "tiled", "decode": "grouped"}
+    assert set(_by_graph(rows[:1])) == {"main"}
+
+
+def test_a_graph_reads_its_own_row_of_a_plan_first(tmp_path: Path) -> None:
+    from mha_export.jobs._phases import plan_names
+
+    rows = {"cpu": {"*": {"form": "onnx"}}, "cpu.decode": {"*": {"form": "grouped"}}}
+    (tmp_path / "plan.json").write_text(json.dumps({"targets": rows}), encoding="utf-8")
+    plan = read_plan(tmp_path / "plan.json")
+
+    def planned(graph: str) -> str:
+        names = plan_names("cpu", graph)  # type: ignore[arg-type]
+        return next(choice.form for name in names if (choice := plan.of(name, "layer.0.self")))
+
+    assert [planned(graph) for graph in ("main", "prefill", "decode")] == [
+        "onnx",
+        "onnx",
+        "grouped",
+    ]
+
+
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
 def test_a_budget_is_a_time(budget: float) -> None:
     with pytest.raises(InputError, match="not a time"):
@@ -120,7 +234,8 @@ def test_lengths_may_be_sums(kv_len: object, sizes: dict[str, int], expected: in
     [
         (1, {"grouped", "primitive", "onnx"}, {"tiled tiles=8 mask=diagonal", "portable"}),
         (128, {"tiled tiles=8 mask=diagonal", "tiled tiles=8 mask=tile"}, {"grouped"}),
-        (512, {"tiled tiles=32 mask=tile"}, {"grouped"}),
+        (512, {"tiled tiles=32 mask=tile", "tiled tiles=32 product=attention"}, {"grouped"}),
+        (1024, {"tiled tiles=64 product=attention"}, {"tiled tiles=64 mask=tile"}),
     ],
 )
 def test_ways_fit_the_workload(q_len: int, there: set[str], missing: set[str]) -> None:
