@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -59,6 +59,8 @@ class Trial:
         exact = attention(feeds.spec, feeds.inputs)
         bounds = _bounds(self._site, feeds, exact)
         expected = self._original_outputs(feeds)
+        if expected is not None and self._original_on is self._engine:
+            expected = self._told_from_its_engine(expected, feeds, bounds, _keyless(feeds, exact))
         try:
             actual = self._replacement_outputs(feeds)
         except MhaExportError as error:
@@ -189,6 +191,39 @@ class Trial:
                 return found
         self.note(refusal)
         return None
+
+    def _told_from_its_engine(
+        self,
+        expected: dict[str, np.ndarray],
+        feeds: Feeds,
+        bounds: Mapping[str, tuple[np.ndarray, ErrorBounds]],
+        keyless: np.ndarray,
+    ) -> dict[str, np.ndarray]:
+        """The original's outputs, from a stand-in where the engine's own kernels spoil them.
+
+        What the original computes is a question about the graph. An engine may compute its nodes
+        coarsely (a sine on Vulkan may be off by 2^-11) and the replacement, which it judges, well.
+        """
+
+        def spoilt(outputs: Mapping[str, np.ndarray]) -> str | None:
+            for role, (want, rows) in bounds.items():
+                array = _in_use(role, outputs[role], want, feeds)
+                found = _judged(array, want, rows, left_out=keyless if role == "output" else None)
+                if found.status == "fail":
+                    return f"{role}: {found.reason}"
+            return None
+
+        reason = spoilt(expected)
+        if reason is None:
+            return expected
+        for stand_in in self._stand_ins:
+            with suppress(MhaExportError):
+                found = self._outputs(stand_in, self._original, feeds)
+                if spoilt(found) is None:
+                    self._original_on = stand_in
+                    self.note(f"the original was run on {stand_in.name}: here {reason}")
+                    return found
+        return expected
 
     def verdict(self) -> Proof:
         against = ("oracle", "original") if self._against_original else ("oracle",)
