@@ -37,9 +37,11 @@ def _rotary(query: Stage, key: Stage) -> tuple[RotarySpec | None, RotaryTables |
         return (None, None) if key.rotary is None else None
     spec, tables = query.rotary.spec, query.rotary.tables
     if key.rotary is None:
-        return dataclasses.replace(spec, key=False), tables
-    if key.rotary.spec != spec:
+        return None if query.rotary.sorted else (dataclasses.replace(spec, key=False), tables)
+    if key.rotary.spec != spec or key.rotary.sorted != query.rotary.sorted:
         return None
+    if key.rotary.sorted and key.past is not None:
+        return None  # the cache holds keys in another order of channels
     other = key.rotary.tables
     if _same(tables, other):
         return spec, tables

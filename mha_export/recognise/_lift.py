@@ -25,6 +25,7 @@ from mha_export.recognise._axes import (
 )
 from mha_export.recognise._evaluate_contents import attributes_of
 from mha_export.recognise._movement import moved_inputs
+from mha_export.recognise._rotary_joined import peel_joined
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._static import Written, written
 from mha_export.recognise.norms import PeeledNorm, peel_norm
@@ -138,9 +139,9 @@ def _rotated(stage: Stage, way: Way, scene: Scene) -> Stage | None:
     """Above a rotation of whole heads; one after a normalisation has no name."""
     if stage.rotary is not None or stage.norm is not None:
         return None
-    return next(
-        (found for seen in _regrouped(stage, scene) if (found := _turned(seen, way, scene))), None
-    )
+    seen = _regrouped(stage, scene)
+    whole = next((found for each in seen if (found := _turned(each, way, scene))), None)
+    return whole or _turned_in_part(stage, way, scene)
 
 
 def _regrouped(stage: Stage, scene: Scene) -> Iterator[Stage]:
@@ -174,9 +175,46 @@ def _turned(stage: Stage, way: Way, scene: Scene) -> Stage | None:
     if key not in memo:
         memo[key] = peel_rotary(source, context=scene.context, anchor=way.anchor, heads=heads)
     found: PeeledRotary | None = memo[key]
-    if found is None or found.offset or found.sorted or found.spec.dim > axis_size(width):
+    if found is None or found.spec.offset + found.spec.dim > axis_size(width):
         return None
     return _onto(stage, found.before, scene, rotary=found)
+
+
+def _turned_in_part(stage: Stage, way: Way, scene: Scene) -> Stage | None:
+    """Above a key some channels of which were rotated before they were joined with the others."""
+    source, node = stage.view.source, stage.view.source.producer()
+    dims = scene.dims(source)
+    if node is None or node.op_type not in ("Concat", "ScatterND") or way.keys is None:
+        return None
+    pieces = None if dims is None or len(dims) != 4 else split_by_axis(stage.view, dims)
+    if dims is None or pieces is None or stage.view.offset or way.own != 1:
+        return None
+    channels, length = pieces[-1], pieces[way.keys]
+    if any(len(p) != 1 or p[0][2] != 1 or p[0][0] != dims[p[0][1]] for p in (channels, length)):
+        return None
+    last = (length[0][1], channels[0][1])
+    lead = dict.fromkeys(p for axis in pieces for _, p, _ in axis if p >= 0 and p not in last)
+    if len(lead) != 2:
+        return None
+    axes = (*lead, *last)
+    key = ("joined rotary", source, axes)
+    memo = scene.context.memo
+    if key not in memo:
+        memo[key] = peel_joined(source, axes, context=scene.context, anchor=way.anchor)
+    found: PeeledRotary | None = memo[key]
+    if found is None:
+        return None
+    for made in found.derived:
+        scene.shapes.learn(made)
+    sizes = scene.dims(found.before)
+    if sizes is None or sizes != tuple(dims[axis] for axis in axes):
+        return None
+    strides = dict(zip(axes, row_major(sizes), strict=True))
+    turned = tuple(
+        tuple((n, 0 if p < 0 else step * strides[p]) for n, p, step in axis) for axis in pieces
+    )
+    view = View(found.before, 0, turned)
+    return dataclasses.replace(stage, entry=found.before, view=view, rotary=found)
 
 
 def _normed(stage: Stage, way: Way, scene: Scene) -> Stage | None:

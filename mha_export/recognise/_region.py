@@ -67,6 +67,12 @@ def upward(after: ir.Value, ops: frozenset[str]) -> Iterator[tuple[ir.Value, lis
             yield before, nodes
 
 
+def region_of(context: Context, before: ir.Value, after: ir.Value, nodes: list[ir.Node]) -> Region:
+    """The region of the nodes between two values."""
+    sides = _sides(context, before, nodes)
+    return Region(before=before, after=after, nodes=tuple(nodes), sides=sides)
+
+
 def sizes_of(context: Context, value: ir.Value) -> Mapping[str, int] | None:
     """Sizes, all different and above one where they can be, at which the value has a shape."""
     kept = context.memo.get("region sizes")
@@ -109,6 +115,8 @@ def _reached(after: ir.Value, ops: frozenset[str]) -> list[ir.Node]:
 def data_inputs(node: ir.Node) -> list[ir.Value]:
     """The inputs that carry numbers through the node, not shapes, axes or indices."""
     inputs = node.inputs[:1] if node.op_type in _STEERED else node.inputs
+    if node.op_type == "ScatterND":
+        inputs = (node.inputs[0], node.inputs[2])
     return [value for value in inputs if value is not None]
 
 

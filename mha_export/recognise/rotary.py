@@ -10,7 +10,7 @@ tell it from anything else::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,7 +27,7 @@ from mha_export.spec import RotarySpec, RotaryStyle
 
 Floats = NDArray[np.float64]
 
-_OPS = frozenset(
+OPS = frozenset(
     {
         "Add", "Cast", "Concat", "Expand", "Gather", "Identity", "MatMul", "Mul", "Neg", "Pad",
         "Reshape", "RotaryEmbedding", "Slice", "Split", "Squeeze", "Sub", "Sum", "Tile",
@@ -44,7 +44,7 @@ class PeeledRotary:
         tables: with only ``cos``, ``sin`` and ``position_ids`` set (of this tensor alone).
         before: the value before rotation, of the same shape and axis order as the rotated one.
         nodes: the nodes between ``before`` and the rotated value.
-        offset: first rotated channel; the others pass through.
+        derived: nodes put into the graph for ``before``.
         sorted: the rotated channels come out with all first ones of the pairs before all second
             ones (DeepSeek): scores are the same when query and key are both sorted, and only then.
     """
@@ -53,12 +53,12 @@ class PeeledRotary:
     tables: RotaryTables
     before: ir.Value
     nodes: tuple[ir.Node, ...]
-    offset: int = 0
     sorted: bool = False
+    derived: tuple[ir.Node, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Law:
+class Law:
     style: RotaryStyle
     dim: int
     offset: int
@@ -89,21 +89,39 @@ def peel_rotary(
     sizes = _region.sizes_of(context, rotated)
     if sizes is None or node.op_type not in ("Add", "Concat", "Reshape", "Sub", "Cast"):
         return None
-    for region in _region.regions(context, rotated, _OPS, sizes=sizes):
-        found = _peel_region(region, sizes, context=context, anchor=anchor)
+    for region in _region.regions(context, rotated, OPS, sizes=sizes):
+        found = peel_region(region, sizes, context=context, anchor=anchor)
         if found is not None:
             return found
     return None
 
 
-def _peel_region(
-    region: Region, sizes: Mapping[str, int], *, context: Context, anchor: ir.Node
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Within:
+    """A rotation of some channels that are joined with others afterwards.
+
+    ``given``: contents of values that enter beside channels and tables. ``part``: the channels in
+    question of what comes out, in the order of the axes they had before; None: it is no such thing.
+    """
+
+    given: Mapping[ir.Value, Floats]
+    part: Callable[[Floats], Floats | None]
+
+
+def peel_region(
+    region: Region,
+    sizes: Mapping[str, int],
+    *,
+    context: Context,
+    anchor: ir.Node,
+    within: Within | None = None,
 ) -> PeeledRotary | None:
+    """The rotation that a region is; None where it is none."""
     tables = _two_tables(region, sizes, context)
     shape = context.sized(sizes).shape(region.before)
     if tables is None or shape is None or len(shape) < 3:
         return None
-    for law in _laws(region, tables, shape, sizes, context):
+    for law in _laws(region, tables, shape, sizes, context, within):
         cos, sin = (tables[1], tables[0]) if law.swapped else tables
         whole = law.style if not law.half_width else None
         if whole is not None and not all(repeats(t, whole, context, sizes) for t in (cos, sin)):
@@ -112,11 +130,10 @@ def _peel_region(
         if bound[0] is None or bound[1] is None:
             return None
         return PeeledRotary(
-            spec=RotarySpec(style=law.style, dim=law.dim),
+            spec=RotarySpec(style=law.style, dim=law.dim, offset=law.offset),
             tables=RotaryTables(cos=bound[0], sin=bound[1], half_width=law.half_width),
             before=region.before,
             nodes=region.nodes,
-            offset=law.offset,
             sorted=law.sorted,
         )
     return None
@@ -146,7 +163,8 @@ def _laws(
     shape: tuple[int, ...],
     sizes: Mapping[str, int],
     context: Context,
-) -> Iterator[_Law]:
+    within: Within | None,
+) -> Iterator[Law]:
     """Every law that random channels and tables of its kind confirm."""
     rng = np.random.default_rng(17)
     x = rng.standard_normal(shape)
@@ -159,10 +177,12 @@ def _laws(
         if dim > shape[-1] or dim % 2:
             continue
         fed = [_table_content(rng, table.shape, style) for table in tables]
-        contents = {region.before: x}
+        contents = {region.before: x, **(within.given if within else {})}
         for table, content in zip(tables, fed, strict=True):
             contents[table.root] = content
         view, y = _region.run(context, region, contents, sizes)
+        if within is not None and y is not None:
+            y = within.part(y)
         if y is None or y.shape != x.shape:
             continue
         halves = [_as_seen(view.array(t.side), t, len(shape), style) for t in tables]
@@ -179,7 +199,7 @@ def _confirmed(
     dim: int,
     styles: tuple[RotaryStyle, ...],
     repeated: RotaryStyle | None,
-) -> Iterator[_Law]:
+) -> Iterator[Law]:
     changed = np.nonzero(np.any(x != y, axis=tuple(range(x.ndim - 1))))[0]
     if len(changed) == 0:
         return
@@ -199,7 +219,7 @@ def _confirmed(
                 if sort and style is not RotaryStyle.INTERLEAVED:
                     continue
                 if np.allclose(expected, y[..., part], rtol=1e-9, atol=1e-9):
-                    yield _Law(
+                    yield Law(
                         style=style,
                         dim=dim,
                         offset=offset,

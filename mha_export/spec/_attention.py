@@ -90,8 +90,8 @@ class AttentionSpec:
             )
         if self.scale is not None and not math.isfinite(self.scale):
             raise SpecError(f"scale is {self.scale}; expected a finite number")
-        if self.rotary is not None and self.rotary.dim > self.head_dim:
-            raise SpecError(f"rotary.dim {self.rotary.dim} is above head_dim {self.head_dim}")
+        if self.rotary is not None:
+            self._check_rotary(self.rotary)
         slopes = self.mask.alibi_slopes
         if slopes is not None and len(slopes) != self.q_heads:
             raise SpecError(
@@ -130,6 +130,21 @@ class AttentionSpec:
                 raise SpecError(f"{name} is {found}; {kind} latent attention has {wanted}")
         if self.rotary is not None and self.rotary.dim > latent.rope_dim:
             raise SpecError(f"rotary.dim {self.rotary.dim} is above latent.rope_dim")
+
+    def _check_rotary(self, rotary: RotarySpec) -> None:
+        if rotary.dim > self.head_dim:
+            raise SpecError(f"rotary.dim {rotary.dim} is above head_dim {self.head_dim}")
+        if rotary.offset + rotary.dim > self.head_dim:
+            raise SpecError(
+                f"rotary.offset {rotary.offset} and rotary.dim {rotary.dim} go beyond head_dim "
+                f"{self.head_dim}"
+            )
+        if self.latent is not None and rotary.offset not in (0, self.rotary_offset):
+            raise SpecError(
+                f"rotary.offset is {rotary.offset}; latent attention rotates from channel "
+                f"{self.rotary_offset} on",
+                fix="leave rotary.offset out beside latent",
+            )
 
     def _check_joint(self) -> None:
         beside = {
@@ -171,9 +186,11 @@ class AttentionSpec:
 
     @property
     def rotary_offset(self) -> int:
-        """First rotated channel of a head: 0, or with latent attention the end of the others."""
-        if self.rotary is None or self.latent is None:
+        """First rotated channel of a head: as stated, or what follows from the latent."""
+        if self.rotary is None:
             return 0
+        if self.latent is None:
+            return self.rotary.offset
         return self.head_dim - self.latent.rope_dim
 
     def replace(self, **changes: Any) -> AttentionSpec:
@@ -188,9 +205,17 @@ class AttentionSpec:
             softmax_dtype=self.effective_softmax_dtype,
         )
 
+    def _rotary_to_json(self) -> dict[str, Any] | None:
+        """Style and width, and the first rotated channel where that is not channel 0."""
+        rotary, offset = self.rotary, self.rotary_offset
+        if rotary is None:
+            return None
+        stated: dict[str, Any] = {"style": rotary.style.value, "dim": rotary.dim}
+        return {**stated, "offset": offset} if offset else stated
+
     def to_json(self) -> dict[str, Any]:
         """The spec as ``inspect --json`` and ``export.json`` state it (defaults resolved)."""
-        mask, rotary = self.mask, self.rotary
+        mask = self.mask
         return {
             "q_heads": self.q_heads,
             "kv_heads": self.kv_heads,
@@ -204,7 +229,7 @@ class AttentionSpec:
             "mask": list(mask.parts),
             "fill": mask.fill if mask.hides_keys else None,
             "empty_row": mask.empty_row.value,
-            "rotary": None if rotary is None else {"style": rotary.style.value, "dim": rotary.dim},
+            "rotary": self._rotary_to_json(),
             "qk_norm": None if self.qk_norm is None else self.qk_norm.kind,
             "sinks": self.sinks,
             "cross": self.cross,

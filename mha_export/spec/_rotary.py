@@ -51,19 +51,19 @@ class RotarySpec:
     """Rotary position embedding of queries and keys (Su et al. 2021).
 
     For a pair (x, y) at position n and frequency w: ``(x cos nw - y sin nw, y cos nw + x sin nw)``
-    over the first ``dim`` channels of each head.
+    over ``dim`` channels of each head, from channel ``offset`` on.
 
     Attributes:
+        offset: the first rotated channel; with :class:`LatentSpec` it follows from that, see
+            :attr:`AttentionSpec.rotary_offset`.
         theta: base of the frequencies; None where the tables come as operands.
         positions: ``sequence`` (past length + 0, 1, ...) or ``input`` (``position_ids`` [b, s]).
         key: whether keys are rotated too (they always are in decoders; not with shared rotated K).
-
-    With :class:`LatentSpec` the rotated channels are the last ones of a head, see
-    :attr:`AttentionSpec.rotary_offset`.
     """
 
     style: RotaryStyle = RotaryStyle.HALF
     dim: int
+    offset: int = 0
     theta: float | None = None
     scaling: RotaryScaling | None = None
     max_positions: int | None = None
@@ -73,3 +73,5 @@ class RotarySpec:
     def __post_init__(self) -> None:
         if self.dim <= 0 or self.dim % 2:
             raise SpecError(f"rotary.dim is {self.dim}; expected a positive even number")
+        if self.offset < 0:
+            raise SpecError(f"rotary.offset is {self.offset}; expected 0 or more")

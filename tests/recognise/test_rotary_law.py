@@ -192,7 +192,7 @@ def test_spellings(body: str, kwargs: dict[str, Any], expected: dict[str, Any]) 
     assert found is not None
     assert (found.spec.style, found.spec.dim) == (expected["style"], 8)
     assert found.tables.half_width is expected["half"]
-    assert found.offset == expected.get("offset", 0)
+    assert found.spec.offset == expected.get("offset", 0)
     assert found.sorted is expected.get("sorted", False)
     assert found.before.name == "x"
     rng = np.random.default_rng(0)
@@ -211,7 +211,7 @@ def test_spellings(body: str, kwargs: dict[str, Any], expected: dict[str, Any]) 
         tables = [table[..., step] for table in tables]
     axis = 2 if kwargs.get("axes") else 1
     cos, sin = (np.expand_dims(table, axis) for table in tables)
-    part = slice(found.offset, found.offset + 8)
+    part = slice(found.spec.offset, found.spec.offset + 8)
     expected_y = x.copy()
     turned = rotated_channels(x[..., part], cos, sin, found.spec.style)
     if found.sorted:

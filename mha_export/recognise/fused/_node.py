@@ -170,6 +170,5 @@ class FusedNode:
 
 
 def short(number: float) -> float:
-    """The short decimal that is the same number in fp32 (attributes are fp32)."""
-    decimal = float(f"{number:.7g}")
-    return decimal if np.float32(decimal) == np.float32(number) else number
+    """The shortest decimal that is the same number in fp32 (attributes are fp32)."""
+    return float(str(np.float32(number)))

@@ -121,7 +121,7 @@ def _scaled(heads: Heads, context: Context) -> tuple[ir.Node, ir.Value, float] |
 
 def _own_rotary(heads: Heads, context: Context, anchor: ir.Node) -> PeeledRotary | None:
     found = peel_rotary(heads.value, context=context, anchor=anchor, heads=heads.heads)
-    if found is None or found.offset or found.sorted or found.spec.dim > heads.dim:
+    if found is None or found.spec.offset or found.sorted or found.spec.dim > heads.dim:
         return None
     node = heads.value.producer()
     whole = node is not None and node.op_type == "RotaryEmbedding"
