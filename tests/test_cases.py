@@ -292,8 +292,31 @@ def test_what_cannot_be_asked_for() -> None:
 def test_batteries_grow() -> None:
     spec = make_spec(cache=CacheSpec(), mask=MaskSpec(padding=True, empty_row=ZERO))
     quick, ordinary, full = (list(by_name(spec, battery=b)) for b in ("quick", "ordinary", "full"))
-    assert quick == ["ordinary", "decode", "poison"]
+    assert quick == ["ordinary", "decode", "poison", "empty_row"]
     assert set(quick) < set(ordinary) < set(full)
+
+
+@pytest.mark.parametrize("part", ["keep", "bias"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("kv_len",),
+        ("mask_len",),
+        (1, "kv_len"),
+        ("q_len", "kv_len"),
+        (4, 1, "kv_len"),
+        (1, 1, 1, "kv_len"),
+        ("batch", 1, 1, "kv_len"),
+        ("batch", 4, "q_len", "kv_len"),
+    ],
+)
+def test_a_mask_of_every_rank_can_leave_a_query_without_a_key(
+    part: str, shape: tuple[int | str, ...]
+) -> None:
+    mask: dict[str, Any] = {part: shape, "empty_row": ZERO}
+    spec = make_spec(q_heads=4, kv_heads=4, mask=MaskSpec(**mask))
+    found = by_name(spec)["empty_row"]
+    assert attention(spec, found.inputs).empty_rows.any()
 
 
 def test_very_many_keys() -> None:

@@ -60,8 +60,8 @@ def cases(
         seed: any non-negative number.
         dims: fixes some of ``batch``, ``q_len``, ``kv_len``, ``past_len`` (or the spec's symbols
             for them); scenarios that need another length are left out.
-        battery: ``quick`` (three cases at most), ``ordinary`` (Gaussian numbers at every kind of
-            length) or ``full``.
+        battery: ``quick`` (three cases, and rows without a key where there may be some),
+            ``ordinary`` (Gaussian numbers at every kind of length) or ``full``.
 
     Errors:
         InputError: an unknown battery or dimension, or one that contradicts the spec.

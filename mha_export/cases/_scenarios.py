@@ -166,7 +166,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         style=Style(padding="holes"),
         fits=lambda z: z.kv_len > 3,
     ),
-    Scenario(name="empty_row", traits=("empty_row",), applies=_may_empty, shape=_shapes.emptied),
+    Scenario(
+        name="empty_row",
+        traits=("empty_row",),
+        tier="quick",
+        applies=_may_empty,
+        shape=_shapes.emptied,
+    ),
     Scenario(
         name="negative_offset",
         traits=("empty_row", "lengths_below_queries"),

@@ -164,7 +164,7 @@ def edged(
 def emptied(
     spec: AttentionSpec, sizes: Sizes, stream: Stream, inputs: OracleInputs
 ) -> OracleInputs | None:
-    """The last batch row loses every key (or, in a mask by query, one query does)."""
+    """The last batch row loses every key, or a query by its mask (all by a mask of keys alone)."""
     changes: dict[str, Array] = {}
     if inputs.key_padding is not None:
         padding = inputs.key_padding.copy()
@@ -177,7 +177,7 @@ def emptied(
         elif keep.ndim == 4 and keep.shape[0] > 1:
             keep[-1] = False
         else:
-            return None
+            keep[...] = False
         changes["keep"] = keep
     elif spec.mask.lengths and not is_static(spec) and not spec.mask.documents:
         assert inputs.kv_lengths is not None
@@ -186,7 +186,7 @@ def emptied(
         changes["kv_lengths"] = lengths
     elif inputs.bias is not None and spec.mask.empty_row is not EmptyRow.NOT_APPLICABLE:
         bias = inputs.bias.copy()
-        bias[..., -1, :] = -np.inf
+        np.atleast_2d(bias)[..., -1, :] = -np.inf
         changes["bias"] = bias
     else:
         return None
