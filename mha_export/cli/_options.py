@@ -44,6 +44,13 @@ split_option = click.option(
     show_default=True,
     help="A decoder as two graphs that share weights and cache: for prompts, for single tokens.",
 )
+weights_option = click.option(
+    "--weights",
+    type=click.Choice(["keep", "int8", "int4", "int4-qdq"]),
+    default="keep",
+    show_default=True,
+    help="Weights of linear layers in 8 or 4 bits: MatMulNBits, or DequantizeLinear (qdq).",
+)
 require_fused_option = click.option(
     "--require-fused", is_flag=True, help="Every attention rewritten, else exit 1."
 )
@@ -159,6 +166,7 @@ def export_options(command: F) -> F:
             form_option,
             cache_option,
             split_option,
+            weights_option,
             strict_option,
             require_fused_option,
             plan_option,

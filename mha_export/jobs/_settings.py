@@ -65,11 +65,14 @@ class ExportSettings:
     Attributes:
         cache: ``keep``, ``concat`` or ``static``: see docs/caches.md.
         split: ``none``, or ``prefill-decode``: a decoder as two graphs.
+        weights: ``keep``, or how the linear layers' weights are quantised; see
+            :mod:`mha_export.rewrite.quantised`.
     """
 
     form: str | None = None
     cache: str = "keep"
     split: str = "none"
+    weights: str = "keep"
     strict: bool = False
     require_fused: bool = False
     plan: Path | None = None

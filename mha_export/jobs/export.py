@@ -51,6 +51,7 @@ from mha_export.rewrite import (
     rewrite,
     with_dtype,
     with_opset,
+    with_quantised_weights,
 )
 from mha_export.spec import AttentionSpec, DType
 from mha_export.targets import (
@@ -116,7 +117,7 @@ def export_model(
 ) -> JobResult:
     """Recognise, rewrite and prove ``source`` for each target, and write the folder ``out``.
 
-    ``out`` gets ``<target>.onnx`` files, ``original.onnx`` (cast, where asked), one
+    ``out`` gets ``<target>.onnx`` files, ``original.onnx`` (cast and quantised, where asked), one
     ``weights.bin`` and ``export.json``; it is complete or untouched.
 
     A target that is here is asked whether it loads what was made for it; the sites at fault are
@@ -141,8 +142,12 @@ def export_model(
     if source_settings.dtype not in (None, DType.FP32):
         progress(f"casting to {source_settings.dtype}")
         model = with_dtype(model, source_settings.dtype)
+    cast = model
+    if settings.weights != "keep":
+        progress(f"quantising weights to {settings.weights}")
+        model = with_quantised_weights(model, settings.weights)
     exporter = _Exporter(model, source_settings, settings, plan, progress)
-    # Cast, not rewritten: runs of the variants are judged on the same inputs, of the same types.
+    # Cast and quantised, not rewritten: variants are judged on the same inputs, of the same types.
     models: dict[str, ir.Model] = {}
     variants: list[VariantRecord] = []
     recognition = exporter.recognition_at(None)
@@ -163,7 +168,8 @@ def export_model(
         cache=caching.record,
         notes=(
             *loaded.notes,
-            *_cast_notes(loaded.model, model),
+            *_cast_notes(loaded.model, cast),
+            *_weight_notes(settings.weights),
             *caching.notes,
             *_decided_by(destinations),
         ),
@@ -359,6 +365,12 @@ def _cast_notes(given: ir.Model, model: ir.Model) -> list[str]:
         return []
     dtype = _float_dtype(model).value
     return [f"original.onnx is the model cast to {dtype}: what the rewriting is judged against"]
+
+
+def _weight_notes(weights: str) -> list[str]:
+    if weights == "keep":
+        return []
+    return [f"original.onnx has weights of {weights}: what the rewriting is judged against"]
 
 
 def _decided_by(destinations: Sequence[_Destination]) -> list[str]:

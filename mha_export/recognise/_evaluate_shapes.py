@@ -45,6 +45,12 @@ def _matmul(shapes: Shapes, attributes: Mapping[str, Any]) -> Shape | None:
     return (*np.broadcast_shapes(left[:-2], right[:-2]), *rows, *columns)
 
 
+def _matmul_nbits(shapes: Shapes, attributes: Mapping[str, Any]) -> Shape | None:
+    """By a weight of K rows and N columns, which is packed."""
+    left = shapes[0]
+    return None if not left else (*left[:-1], attributes["N"])
+
+
 def _gemm(shapes: Shapes, attributes: Mapping[str, Any]) -> Shape | None:
     left, right = shapes[0], shapes[1]
     if left is None or right is None:
@@ -101,6 +107,7 @@ RULES: dict[str, ShapeRule] = {
     "GroupQueryAttention": _group_query_attention,
     "MatMul": _matmul,
     "MatMulInteger": _matmul,
+    "MatMulNBits": _matmul_nbits,
     "MultiHeadAttention": _first_three_d,
 }
 

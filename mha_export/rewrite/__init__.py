@@ -14,9 +14,11 @@ from mha_export.rewrite._outcome import (
 from mha_export.rewrite._rewrite import rewrite
 from mha_export.rewrite.opset import with_opset
 from mha_export.rewrite.precision import with_dtype
+from mha_export.rewrite.quantised import WEIGHT_KINDS, with_quantised_weights
 from mha_export.rewrite.selection import choose_form
 
 __all__ = [
+    "WEIGHT_KINDS",
     "Choice",
     "Keep",
     "Proof",
@@ -28,4 +30,5 @@ __all__ = [
     "rewrite",
     "with_dtype",
     "with_opset",
+    "with_quantised_weights",
 ]

@@ -211,6 +211,26 @@ def test_a_cast_export_is_judged_against_the_cast_model(
     assert types[0] == types[1]
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4", "int4-qdq"])
+def test_quantised_weights_are_in_what_the_rewriting_is_judged_against(
+    encoder: Path, tmp_path: Path, weights: str
+) -> None:
+    out = tmp_path / "out"
+    result = export_model(
+        encoder, targets=["cpu"], out=out, settings=ExportSettings(weights=weights)
+    )
+    assert result.ok, result.notices
+    assert any(f"weights of {weights}" in notice for notice in result.notices)
+    (variant,) = result.document["variants"]
+    assert {site["status"] for site in variant["sites"].values()} == {"fused"}
+    layer = "DequantizeLinear" if weights == "int4-qdq" else "MatMulNBits"
+    counts = [
+        sum(node.op_type == layer for node in ir.load(out / f"{name}.onnx").graph)
+        for name in ("original", "cpu")
+    ]
+    assert counts[0] == counts[1] > 0
+
+
 def test_the_dtype_of_a_variant_is_that_of_its_model(encoder: Path, tmp_path: Path) -> None:
     """A model that comes in fp16 is recorded as such, without ``--dtype``."""
     first, second = tmp_path / "first", tmp_path / "second"
