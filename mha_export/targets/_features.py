@@ -12,6 +12,7 @@ from mha_export.spec import (
     AttentionSpec,
     CacheSpec,
     CausalAlignment,
+    DType,
     EmptyRow,
     MaskSpec,
     QkNormSpec,
@@ -75,6 +76,7 @@ FEATURES: Mapping[str, AttentionSpec] = {
     "rotary_past": DECODER.replace(rotary=RotarySpec(style=RotaryStyle.HALF, dim=16)),
     "qk_norm": CAUSAL.replace(qk_norm=QkNormSpec(kind="rms")),
     "qk_output": PLAIN.replace(qk_output=QkOutput.PROBABILITIES),
+    "softmax_fp32": PLAIN.replace(io_dtype=DType.FP16, softmax_dtype=DType.FP32),
 }
 """One spec for each feature, in the order ``doctor`` lists them."""
 
@@ -84,7 +86,7 @@ QUICK = ("plain", "gqa", "scale", "causal", "causal_past", "padding", "bias", "s
 SECOND_DTYPE = (
     *QUICK,
     *("mqa", "v_head_dim", "past", "static_cache", "keep", "left_window", "alibi"),
-    *("causal_gqa", "causal_padding", "rotary_half", "rotary_past", "qk_output"),
+    *("causal_gqa", "causal_padding", "rotary_half", "rotary_past", "qk_output", "softmax_fp32"),
 )
 """What is probed in every dtype after the first: where element types were seen to matter."""
 
@@ -135,5 +137,6 @@ def _asked(spec: AttentionSpec) -> frozenset[str]:
         "rotary_past": rotary is not None and concat,
         "qk_norm": spec.qk_norm is not None,
         "qk_output": spec.qk_output is not None,
+        "softmax_fp32": spec.effective_softmax_dtype is DType.FP32 is not spec.io_dtype,
     }
     return frozenset(name for name, here in asked.items() if here)
