@@ -188,9 +188,13 @@ class _Runner:
         ]
 
     def _not_timed(self, record: ResultRecord, timed: ModelCase) -> ResultRecord:
+        record = dataclasses.replace(record, workload=dict(timed.dims))
+        if record.status in _BAD:
+            return record
         why = f"not timed: the run's {self.budget.seconds:g} s were used up (--budget)"
-        reason = f"{record.reason}; {why}" if record.reason else why
-        return dataclasses.replace(record, workload=dict(timed.dims), reason=reason)
+        return dataclasses.replace(
+            record, reason=f"{record.reason}; {why}" if record.reason else why
+        )
 
     def _inputs(self, workload: Workload) -> tuple[tuple[ModelCase, ...], ModelCase]:
         key = id(workload)

@@ -52,6 +52,18 @@ def test_two_sizes_are_two_results(encoder: Path) -> None:
     assert sizes == [4, 9]
 
 
+def test_when_the_budget_is_used_up_nothing_is_timed_and_all_is_judged(encoder: Path) -> None:
+    (result,) = run_models(encoder, targets=["cpu"], settings=RunSettings(budget=1e-6)).document[
+        "results"
+    ]
+    assert result["status"] == "pass"
+    assert result["parity"] is not None
+    assert result["latency_ms"] is None
+    assert result["reason"] == "not timed: the run's 1e-06 s were used up (--budget)"
+    with pytest.raises(InputError, match="budget is 0; expected a number above 0"):
+        RunSettings(budget=0)
+
+
 def test_the_ratio_to_the_unmodified_model(exported: Path) -> None:
     settings = RunSettings(quick=True, vs="raw")
     result = run_models(exported, targets=["cpu"], settings=settings)
