@@ -7,6 +7,7 @@ it meets (a mask of ``total`` keys beside ``past + seq`` scores), the symbol get
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -24,7 +25,10 @@ def assignments(graph: ir.Graph) -> tuple[Shapes, ...]:
     symbols, spatial = _symbols(graph)
     if not symbols:
         return (Shapes(graph, {}),)
-    return tuple(_fitting(graph, symbols, spatial, primes) for primes in _PRIMES)
+    first, second = (_fitting(graph, symbols, spatial, primes) for primes in _PRIMES)
+    if _faults(second) and not _faults(first):
+        second = Shapes(graph, first.sizes)  # more than one size is written into the graph
+    return first, second
 
 
 def _symbols(graph: ir.Graph) -> tuple[list[str], set[str]]:
@@ -54,27 +58,60 @@ def _fitting(
 ) -> Shapes:
     """The best assignment from one family of primes: fewest conflicts, no negative dimension."""
     best: Shapes | None = None
-    for multiple in _SPATIAL if spatial else (1,):
-        sizes = _choose(graph, symbols, primes)
-        for name in spatial:
-            sizes[name] *= multiple
-        found = _repaired(graph, sizes)
-        if best is None or _faults(found) < _faults(best):
-            best = found
-        if not _faults(best):
-            break
+    for alike in _alike(graph):
+        for multiple in _SPATIAL if spatial else (1,):
+            sizes = _choose(graph, symbols, primes, alike)
+            for name in spatial:
+                sizes[name] *= multiple
+            found = _repaired(graph, sizes)
+            if best is None or _faults(found) < _faults(best):
+                best = found
+            if not _faults(best):
+                return best
     assert best is not None
     return best
+
+
+def _alike(graph: ir.Graph) -> list[Mapping[str, str]]:
+    """Symbols that may mean one size, with the one that they are then: nothing, and three guesses.
+
+    An exporter that was not told gives each input symbols of its own: a batch each, a past for
+    every key and value.
+    """
+    batches: dict[str, str] = {}
+    pasts: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for value in graph.inputs:
+        if value.shape is None or len(value.shape) < 2:
+            continue
+        batch = symbol_of(value, 0)
+        if not isinstance(value.shape[0], int):
+            batches[batch] = next(iter(batches), batch)
+        fixed = tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+        for axis in range(1, len(fixed)) if len(fixed) == 4 else ():
+            if fixed[axis] is None:
+                name = symbol_of(value, axis)
+                pasts[name] = first.setdefault((axis, *fixed), name)
+    found: list[Mapping[str, str]] = [{}]
+    for guess in (batches, pasts, {**pasts, **batches}):
+        joined = {name: other for name, other in guess.items() if other != name}
+        if joined and joined not in found:
+            found.append(joined)
+    return found
 
 
 def _faults(shapes: Shapes) -> int:
     return len(shapes.conflicts) + len(shapes.flaws)
 
 
-def _choose(graph: ir.Graph, symbols: list[str], primes: tuple[int, ...]) -> dict[str, int]:
+def _choose(
+    graph: ir.Graph, symbols: list[str], primes: tuple[int, ...], alike: Mapping[str, str]
+) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for index, name in enumerate(symbols):
         sizes[name] = primes[index] if index < len(primes) else primes[-1] + 2 * index
+    for name, other in alike.items():
+        sizes[name] = sizes[other]
     total = _total(graph, symbols)
     if total is not None:
         name, past, new = total
@@ -145,12 +182,15 @@ def _changes(shapes: Shapes) -> list[dict[str, int]]:
     """New sizes that would resolve the first conflict.
 
     Either a symbol meets another size directly, or it is a factor of an element count that a
-    Reshape with a baked-in length contradicts.
+    Reshape with a baked-in length contradicts, or does not divide.
     """
     changes: dict[tuple[str, int], None] = {}
     for left, right in shapes.conflicts[:2]:
         for have, want in ((left, right), (right, left)):
             for name, size in shapes.sizes.items():
-                if have > 0 and have % size == 0 and want > 0 and want * size % have == 0:
+                if have <= 0 or have % size or want <= 0:
+                    continue
+                if want * size % have == 0:
                     changes.setdefault((name, want * size // have))
+                changes.setdefault((name, want // math.gcd(have // size, want)))
     return [{name: size} for name, size in changes]

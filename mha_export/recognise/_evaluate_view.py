@@ -146,6 +146,9 @@ class SizedView:
             return None if inner is None else (len(inner[_bounds(attributes, len(inner))]),)
         if node.op_type == "Size":
             return ()
+        if node.op_type == "If":
+            taken = yield from self._taken(node)
+            return None if taken is None else (yield ("shape", taken.outputs[index]))
         found = yield from _input_shapes(node)
         if node.op_type in ELEMENTWISE:
             pairs = zip(node.inputs, found, strict=True)
@@ -229,6 +232,9 @@ class SizedView:
             if node.op_type == "Size":
                 return np.asarray(np.prod(shape, dtype=np.int64))
             return np.asarray(shape[_bounds(attributes, len(shape))], np.int64)
+        if node.op_type == "If":
+            taken = yield from self._taken(node)
+            return None if taken is None else (yield ("array", taken.outputs[value.index() or 0]))
         if any(a.type is ir.AttributeType.GRAPH for a in node.attributes.values()):
             return None
         if node.op_type == "EyeLike":
@@ -251,6 +257,13 @@ class SizedView:
             if output is not value:
                 self._arrays.setdefault(output, array)
         return outputs[value.index() or 0]
+
+    def _taken(self, node: ir.Node) -> Generator[Question, Any, ir.Graph | None]:
+        """The branch of an If whose condition follows from the sizes and contents."""
+        condition = yield ("array", _first(node))
+        if condition is None or condition.size != 1:
+            return None
+        return node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
 
     def _literal(self, value: ir.Value) -> np.ndarray | None:
         """What an initializer or a Constant node holds, read from its tensor once a graph."""

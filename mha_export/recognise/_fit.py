@@ -271,7 +271,7 @@ class Fitting:
             made = arranged(value, axes, order, self.derive)
             absent = [part for part in parts if not part.stride and part.size > 1]
             if absent:
-                made = self._spread(made, parts, names)
+                made = self._spread(made, order, [[p for p in parts if p.role == n] for n in names])
             counts = {
                 role: axis_size(tuple((p.size, 1) for p in parts if p.role == role))
                 for role in "hd"
@@ -293,10 +293,16 @@ class Fitting:
                 dim = _divided(self.derive, _sized(self.derive, value, place), rest)
                 object.__setattr__(unknown[0], "dim", dim)
 
-    def _spread(self, value: ir.Value, parts: list[Part], names: list[str]) -> ir.Value:
-        """Repeat along roles that the value lacks (a key without a batch)."""
-        axes = [[part for part in parts if part.role == role] for role in names]
-        return self.derive("Expand", [value, self.derive.exact_shape(axes)])
+    def _spread(self, value: ir.Value, axes: list[list[Part]], whole: list[list[Part]]) -> ir.Value:
+        """Repeat along parts that the value lacks: a key without a batch, heads told over again."""
+        joined = any(len(axis) > 1 and not all(part.stride for part in axis) for axis in whole)
+        if not joined:
+            return self.derive("Expand", [value, self.derive.exact_shape(whole)])
+        apart = [[part] for axis in whole for part in axis]
+        unit = [[p if p.stride else dataclasses.replace(p, size=1, dim=1)] for [p] in apart]
+        value = self.derive.reshape(value, axes, unit)
+        value = self.derive("Expand", [value, self.derive.exact_shape(apart)])
+        return self.derive.reshape(value, apart, whole)
 
     def _landed(self) -> Heads | None:
         """A merged context derived from, and put back into, what the graph goes on with."""

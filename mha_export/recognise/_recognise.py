@@ -63,7 +63,11 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
     for graph in copy.graphs():
         if not _is_in_order(graph):  # an operand derived late is measured by an earlier reader
             graph.sort()
-    return Recognition(model=copy, verdicts=complete)
+    sizes = tuple(
+        {name.replace(":", "."): size for name, size in scene.shapes.sizes.items()}
+        for scene in scenes
+    )
+    return Recognition(model=copy, verdicts=complete, sizes=sizes)
 
 
 def _is_in_order(graph: ir.Graph) -> bool:

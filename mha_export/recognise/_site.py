@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -126,10 +127,16 @@ Verdict = Site | Rejection | NotAttention
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recognition:
-    """All verdicts of one model, in graph order."""
+    """All verdicts of one model, in graph order.
+
+    Attributes:
+        sizes: numbers for the symbols of the graph inputs (``input.axis`` for one without a name)
+            that fit together: those at which the graph was read.
+    """
 
     model: ir.Model
     verdicts: tuple[Verdict, ...] = field(default=())
+    sizes: tuple[Mapping[str, int], ...] = ()
 
     @property
     def sites(self) -> tuple[Site, ...]:

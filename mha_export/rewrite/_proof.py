@@ -38,12 +38,19 @@ class Prover:
 
     Args:
         evaluators: the engine, and what stands in where it cannot run the original.
+        known_sizes: numbers for the symbols that fit the graph.
     """
 
     def __init__(
-        self, context: Context, evaluators: Sequence[Evaluator], settings: RewriteSettings
+        self,
+        context: Context,
+        evaluators: Sequence[Evaluator],
+        settings: RewriteSettings,
+        *,
+        known_sizes: Sequence[Mapping[str, int]] = (),
     ) -> None:
         self._context = context
+        self._known_sizes = known_sizes
         self._evaluators = evaluators
         self._evaluator = evaluators[0]
         self._settings = settings
@@ -74,7 +81,7 @@ class Prover:
         return Proof(engine=self._evaluator.name, against=(), status="fail", reason=reason)
 
     def _run(self, shown: Exhibit, choice: Choice) -> Proof:
-        sizes = sized_sites(shown.site, self._context)
+        sizes = sized_sites(shown.site, self._context, known=self._known_sizes)
         if not sizes:
             return self._failed("no lengths were found at which the site's operands fit together")
         if len(self.sizes) < len(sizes):

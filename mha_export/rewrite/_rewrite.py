@@ -69,7 +69,12 @@ def rewrite(
     restore_order(recognition.model)  # the recogniser's own copy, to which it added nodes
     opset = _final_opset(recognition.model, list(choices.values()))
     cloned = _copy(recognition, opset)
-    prover = Prover(Context(cloned.model, evaluator=evaluator), [evaluator, *stand_ins], settings)
+    prover = Prover(
+        Context(cloned.model, evaluator=evaluator),
+        [evaluator, *stand_ins],
+        settings,
+        known_sizes=recognition.sizes,
+    )
     outcomes: dict[str, SiteOutcome] = {}
     accepted: dict[str, Choice] = {}
     sites = {site.id: cloned.site(site) for site in recognition.sites}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -18,8 +18,6 @@ from mha_export.spec import CausalAlignment
 _AXES = {Layout.BSM: (0, 1), Layout.BSHD: (0, 1), Layout.BHSD: (0, 2)}
 _MAX_LENGTH = 96
 _MAX_SCORES = 1 << 22
-_BLOCKED = (8, 12, 16, 32, 64)
-"""Lengths tried where no other fits: the graph cuts its tokens in blocks, more than one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,20 +41,23 @@ class SizedSite:
         return {"batch": self.b, "q_len": self.s, "kv_len": self.t, "past_len": self.p}
 
 
-def sized_sites(site: Site, context: Context, *, wanted: int = 3) -> list[SizedSite]:
+def sized_sites(
+    site: Site, context: Context, *, wanted: int = 3, known: Sequence[Mapping[str, int]] = ()
+) -> list[SizedSite]:
     """Up to ``wanted`` choices of sizes, the richest first; empty where none is consistent.
 
     Symbols that depend on each other (a mask as long as past and new tokens together) are found by
-    trying: a choice at which the operands' shapes contradict each other is not one.
+    trying: a choice at which the operands' shapes contradict each other is not one. ``known`` are
+    choices that fit the graph, for lengths that nobody would guess: blocks, two baked ones.
     """
     symbols = _symbols(context.model)
-    base = _first_consistent(site, context, symbols)
+    base = _first_consistent(site, context, symbols, known)
     if base is None:
         return []
     found, relation = base
     result = [found]
     seen = {(found.b, found.s, found.n, found.p)}
-    for numbers in _variations(site, context, found, symbols, relation):
+    for numbers in (*_variations(site, context, found, symbols, relation), *known):
         if len(result) >= wanted:
             break
         other = size_at(site, context, numbers)
@@ -112,9 +113,25 @@ def size_at(site: Site, context: Context, numbers: Mapping[str, int]) -> SizedSi
     if not agree or not _side_operands_fit(site, view, b, s, t):
         return None
     output = _batch_and_length(view, site.output)
-    if output is not None and output != (b, s):
+    if (output is not None and output != (b, s)) or _is_contradicted(site, view):
         return None
     return SizedSite(numbers=dict(numbers), view=view, b=b, s=s, n=n, p=p, t=t)
+
+
+def _is_contradicted(site: Site, view: SizedView) -> bool:
+    """Whether a Reshape inside the attention has another number of elements than it is to have.
+
+    The operands fit together at any length where one that is written into the graph comes after.
+    """
+    for node in site.nodes:
+        if node.op_type != "Reshape" or view.shape(node.outputs[0]) is not None:
+            continue
+        source, target = node.inputs[:2]
+        if source is None or target is None or view.shape(source) is None:
+            continue
+        if view.array(target) is not None:
+            return True
+    return False
 
 
 def _lengths_are_meant(site: Site, s: int, n: int, t: int) -> bool:
@@ -198,13 +215,22 @@ Relation = Mapping[str, tuple[str, str]]
 
 
 def _first_consistent(
-    site: Site, context: Context, symbols: Mapping[str, bool]
+    site: Site, context: Context, symbols: Mapping[str, bool], known: Sequence[Mapping[str, int]]
 ) -> tuple[SizedSite, Relation] | None:
-    for numbers, relation in _guesses(site, symbols):
+    doubtful: tuple[SizedSite, Relation] | None = None
+    for numbers, relation in _guesses(site, symbols, known):
         found = size_at(site, context, numbers)
-        if found is not None:
+        if found is not None and _masks_are_sized(site, found.view):
             return found, relation
-    return None
+        if found is not None:
+            doubtful = doubtful or (found, relation)
+    return doubtful
+
+
+def _masks_are_sized(site: Site, view: SizedView) -> bool:
+    """Whether the masks have shapes; where they have none, data decide, or they contradict."""
+    masks = (site.operands.keep, site.operands.bias)
+    return all(mask is None or view.shape(mask) is not None for mask in masks)
 
 
 def _reach(site: Site) -> int:
@@ -214,7 +240,9 @@ def _reach(site: Site) -> int:
     return min(max(sizes, default=0) + 4, _MAX_LENGTH)
 
 
-def _guesses(site: Site, symbols: Mapping[str, bool]) -> Iterator[tuple[dict[str, int], Relation]]:
+def _guesses(
+    site: Site, symbols: Mapping[str, bool], known: Sequence[Mapping[str, int]]
+) -> Iterator[tuple[dict[str, int], Relation]]:
     batches = [name for name, is_batch in symbols.items() if is_batch]
     lengths = [name for name, is_batch in symbols.items() if not is_batch]
     start = max(5, _reach(site))
@@ -228,7 +256,9 @@ def _guesses(site: Site, symbols: Mapping[str, bool]) -> Iterator[tuple[dict[str
                 yield {**numbers, total: numbers[one] + numbers[other]}, {total: (one, other)}
         yield {**numbers, **dict.fromkeys(lengths, start)}, {}
         yield {**numbers, **dict(zip(reversed(lengths), plain.values(), strict=True))}, {}
-        for length in (*_BLOCKED, *_baked_lengths(site)):
+        for choice in known:
+            yield {**numbers, **choice}, {}
+        for length in _baked_lengths(site):
             yield {**numbers, **dict.fromkeys(lengths, length)}, {}
     for batch, length in itertools.product(_baked_lengths(site), repeat=2):
         if batch <= 16:

@@ -343,3 +343,68 @@ def test_a_length_cut_in_blocks_is_read_at_more_than_one_block() -> None:
 
     samples = [(drawn(2, 8, WIDTH),), (drawn(3, 12, WIDTH),)]
     check(exported(body, samples, PLAIN))
+
+
+def test_heads_told_over_again_by_an_einsum() -> None:
+    """Query head i reads key head i % 2: tiled, so four key heads, each of two spread over two."""
+
+    def body(own: Layer, x: Any) -> Any:
+        batch, length, _ = x.shape
+        q = own.q(x).view(batch, length, 2, 2, DIM)
+        k, v = (f(x)[..., : 2 * DIM].reshape(batch, length, 2, DIM) for f in (own.k, own.v))
+        weights = (torch.einsum("bsgkd,btkd->bgkst", q, k) * SCALE).softmax(-1)
+        return own.o(torch.einsum("bgkst,btkd->bsgkd", weights, v).reshape(batch, length, WIDTH))
+
+    site = check(exported(body, plain(), PLAIN))
+    assert site.spec.kv_heads == HEADS
+
+
+def test_a_mask_of_batch_times_heads() -> None:
+    """Its first axis must be a multiple that only a Reshape with a size left open tells."""
+
+    def body(own: Layer, x: Any, m: Any) -> Any:
+        q, k, v = own.heads(x)
+        mask = m.view(x.shape[0], HEADS, -1, x.shape[1])
+        return own.merge(torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+    samples = [(drawn(b, s, WIDTH), drawn(b * HEADS, s, s)) for b, s in ((2, 7), (3, 5))]
+    check(exported(body, samples, {**PLAIN, "m": {0: "bh", 1: "s", 2: "s"}}))
+
+
+def test_sizes_that_an_exporter_named_apart_are_one() -> None:
+    """Each cache and each batch under a symbol of its own."""
+
+    def body(own: Layer, x: Any, past_k: Any, past_v: Any) -> Any:
+        q, k, v = own.heads(x)
+        k, v = torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)
+        return own.merge(weigh(q, k, v)), k, v
+
+    samples = [
+        (drawn(b, s, WIDTH), drawn(b, HEADS, p, DIM), drawn(b, HEADS, p, DIM))
+        for b, s, p in ((2, 7, 4), (3, 1, 5))
+    ]
+    axes = {name: {0: f"b_{name}", 2: f"p_{name}"} for name in ("k", "v")}
+    site = check(exported(body, samples, {"x": {0: "b", 1: "s"}, **axes}))
+    assert site.spec.cache is not None
+
+
+def test_two_lengths_written_into_the_graph() -> None:
+    def body(own: Layer, x: Any, m: Any) -> Any:
+        q = own.q(x).reshape(2, 5, HEADS, DIM).transpose(1, 2)
+        k, v = (f(m).reshape(2, 6, HEADS, DIM).transpose(1, 2) for f in (own.k, own.v))
+        return own.merge(weigh(q, k, v))
+
+    samples = [(drawn(2, 5, WIDTH), drawn(2, 6, WIDTH))]
+    check(exported(body, samples, {"x": {0: "b", 1: "s"}, "m": {0: "b", 1: "t"}}))
+
+
+def test_queries_made_under_a_condition_that_sizes_decide() -> None:
+    """``tile`` is traced as an If over its rank."""
+
+    def body(own: Layer, x: Any) -> Any:
+        q, k, v = own.heads(x)
+        angles = torch.linspace(0, 1, 2 * 7).reshape(7, 2).tile(DIM // 2)
+        q = torch.cat((q[:, :, :1], q[:, :, 1:] * angles[: x.shape[1] - 1]), dim=2)
+        return own.merge(weigh(q, k, v))
+
+    check(exported(body, plain(), PLAIN))
