@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -176,7 +177,8 @@ class Trial:
         """The command line that runs this candidate on kept inputs."""
         where = self.subject.original_file.parent
         source = where if self.subject.export is not None else self.candidate.file
-        return f"mha-export run {source} -t {self.candidate.request.name} --inputs {inputs}"
+        words = ["run", str(source), "-t", self.candidate.request.name, "--quick"]
+        return shlex.join(["mha-export", *words, "--inputs", str(inputs)])
 
 
 _FILE_NAME = str.maketrans({":": "-", " ": "-", "(": None, ")": None, "/": "-"})

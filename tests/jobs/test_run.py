@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from mha_export.cli._group import cli
 from mha_export.errors import InputError
 from mha_export.jobs import RunSettings, run_models
 from mha_export.jobs._subject import open_subject
@@ -75,7 +78,7 @@ def test_the_ratio_to_the_unmodified_model(exported: Path) -> None:
 def test_a_wrong_variant_fails_and_its_inputs_replay(
     exported: Path, encoder_scaled: Path, tmp_path: Path
 ) -> None:
-    broken = tmp_path / "broken"
+    broken = tmp_path / "a broken one"
     shutil.copytree(exported, broken)
     shutil.copy(encoder_scaled, broken / "cpu.onnx")
     output = tmp_path / "r.json"
@@ -86,13 +89,13 @@ def test_a_wrong_variant_fails_and_its_inputs_replay(
     first = wrong["parity"]["first_difference"]
     assert (first["site"], first["stage"]) == ("layer.0.self", "scores")
     assert "at layer.0.self, scores: scale is 0.424264, not 0.353553" in wrong["reason"]
-    *_, inputs = wrong["replay"].split()
+    program, *words, inputs = shlex.split(wrong["replay"])
+    assert program == "mha-export"
     with np.load(inputs) as arrays:
         assert arrays["hidden_states"].shape[1] <= 2, "the failing case was shrunk"
-    again = run_models(
-        broken, targets=["cpu"], settings=RunSettings(quick=True, inputs=Path(inputs))
-    )
+    again = CliRunner().invoke(cli, [*words, inputs])
     assert again.exit_code == 1
+    assert "at layer.0.self, scores: scale is" in again.output
 
 
 def test_an_absent_target_is_a_record_and_exit_3(exported: Path, absent_target: str) -> None:
