@@ -25,7 +25,8 @@ _LIMITS = Limits(seconds=120.0)
 class LoadCheck:
     """Asks targets, in one worker process, whether they load a model.
 
-    ``unanswered`` collects the targets that gave no answer in time.
+    ``unanswered`` says of each target (and precision) that gave no answer within its limits why;
+    it is not asked again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,17 +40,33 @@ class LoadCheck:
         if targets:
             _write_with_zeros(model, path)
         for target, precision in targets:
+            name = _named(target, precision)
+            if name in self.unanswered:
+                continue
             outcome: Outcome[str | None] = self._worker.call(
                 Job(function=refusal_of, args=(target.name, precision, path)), limits=_LIMITS
             )
             if outcome.kind in ("timeout", "out-of-memory"):
-                self.unanswered[target.name] = outcome.reason
+                self.unanswered[name] = outcome.reason
             elif outcome.value is not None or not outcome.ok:
                 return f"{target.name}: {outcome.value or outcome.reason}"
         return None
 
+    def notes(self, targets: Sequence[tuple[Target, str | None]]) -> list[str]:
+        """Of which of ``targets`` nobody knows whether they load the model, and why."""
+        return [
+            f"whether {name} loads the file is not known: it gave no answer to the export "
+            f"({self.unanswered[name]}); mha-export run asks it without this limit"
+            for name in dict.fromkeys(_named(*target) for target in targets)
+            if name in self.unanswered
+        ]
+
     def close(self) -> None:
         self._worker.close()
+
+
+def _named(target: Target, precision: str | None) -> str:
+    return target.name if precision is None else f"{target.name}:{precision}"
 
 
 @contextmanager

@@ -159,7 +159,8 @@ def export_model(
         for destination in destinations:
             rewritten = exporter.variant(destination, check)
             models[destination.stem] = caching.describe(rewritten.model)
-            variants.append(_variant_record(destination, rewritten, _float_dtype(model)))
+            unknown = check.notes(destination.loaders())
+            variants.append(_variant_record(destination, rewritten, _float_dtype(model), unknown))
     refused = any(variant.refusal is not None for variant in variants)
     record = ExportRecord(
         model=model_record(loaded),
@@ -323,7 +324,9 @@ def _require_attention(recognition: Recognition, loaded: LoadedModel, source: An
     )
 
 
-def _variant_record(destination: _Destination, rewritten: Rewritten, dtype: DType) -> VariantRecord:
+def _variant_record(
+    destination: _Destination, rewritten: Rewritten, dtype: DType, notes: Sequence[str]
+) -> VariantRecord:
     return VariantRecord(
         target=destination.name,
         graph=destination.graph,
@@ -332,9 +335,13 @@ def _variant_record(destination: _Destination, rewritten: Rewritten, dtype: DTyp
         opset=int(rewritten.model.graph.opset_imports.get("", 1)),
         sites={site_id: _outcome(outcome) for site_id, outcome in rewritten.outcomes.items()},
         nodes=count_nodes(rewritten.model),
-        notes=tuple(
-            f"{name} = {length} is written into the graph: its length is fixed, as in the original"
-            for name, length in rewritten.fixed_lengths.items()
+        notes=(
+            *(
+                f"{name} = {length} is written into the graph: its length is fixed, as in the "
+                "original"
+                for name, length in rewritten.fixed_lengths.items()
+            ),
+            *notes,
         ),
         refusal=rewritten.refusal,
     )

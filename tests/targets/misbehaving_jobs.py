@@ -62,6 +62,10 @@ def sleep_forever() -> None:
     time.sleep(3600)
 
 
+def never_answer(*_asked: object) -> None:
+    sleep_forever()
+
+
 def allocate_without_end() -> None:
     held = []
     while True:
