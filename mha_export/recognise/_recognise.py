@@ -10,6 +10,7 @@ from mha_export.evaluator import Evaluator
 from mha_export.recognise._anchors import anchor_of, is_like_softmax
 from mha_export.recognise._assemble import assemble
 from mha_export.recognise._assignment import assignments
+from mha_export.recognise._collection import collection_paused
 from mha_export.recognise._division import divide_first
 from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
@@ -32,6 +33,7 @@ from mha_export.recognise._unrolled import stacked
 from mha_export.recognise.fused import is_fused, read_fused
 
 
+@collection_paused()
 def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recognition:
     """A verdict for every softmax and every fused attention of ``model``, in graph order.
 

@@ -11,6 +11,7 @@ from mha_export.errors import CheckFailedError
 from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, Unsupported
 from mha_export.recognise import Recognition, Site
+from mha_export.recognise._collection import collection_paused
 from mha_export.recognise._evaluate import Context
 from mha_export.rewrite._clone import ClonedModel, with_values
 from mha_export.rewrite._emit import already_in_form, emit_site
@@ -36,6 +37,7 @@ from mha_export.rewrite._tidy import Sizes, tidy_layouts
 from mha_export.rewrite.opset import model_opset, raise_opset
 
 
+@collection_paused()
 def rewrite(
     recognition: Recognition,
     choose: Chooser,

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from mha_export.errors import InputError
+from mha_export.recognise._collection import collection_paused
 from mha_export.rewrite._clone import subgraphs_of
 
 OLDEST = 11
@@ -31,6 +32,7 @@ def model_opset(model: ir.Model) -> int:
     return int(model.graph.opset_imports.get("", 1))
 
 
+@collection_paused()
 def with_opset(model: ir.Model, opset: int) -> ir.Model:
     """A copy of ``model`` whose default domain is at ``opset``, computing the same.
 
