@@ -11,7 +11,7 @@ from typing import Any
 
 from mha_export.errors import InputError
 from mha_export.forms import form_named
-from mha_export.frontends import open_source
+from mha_export.frontends import LoadedModel, open_source
 from mha_export.jobs._phases import Graph, plan_name
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult
@@ -103,7 +103,7 @@ def tune_model(
         workload_sizes(model, dims=workload.dims, shapes=workload.shapes)
         for workload in settings.run.workloads
     ]
-    tuner = _Tuner(request, opset, settings, output, loaded.sha256, progress, sizes, started)
+    tuner = _Tuner(request, opset, settings, output, loaded, progress, sizes, started)
     document, notices = tuner.tune(_grouped(sites))
     chosen = any(document["targets"].values())
     return JobResult(
@@ -139,7 +139,7 @@ class _Tuner:
         opset: int,
         settings: TuneSettings,
         output: Path,
-        sha256: str,
+        loaded: LoadedModel,
         progress: Progress,
         sizes: Sequence[Mapping[str, int]],
         started: float,
@@ -149,7 +149,7 @@ class _Tuner:
         self._opset = opset
         self._settings = settings
         self._output = output
-        self._sha256 = sha256
+        self._loaded = loaded
         self._progress = progress
         self._started = started
         self._capabilities = capabilities_for(request.target, request.precision)
@@ -235,7 +235,7 @@ class _Tuner:
         availability = self._request.target.availability()
         run = self._settings.run
         return {
-            "model_sha256": self._sha256,
+            "model_sha256": self._loaded.sha256,
             "target": self._request.name,
             "opset": self._opset,
             "runtime": availability.runtime,
@@ -246,7 +246,8 @@ class _Tuner:
         }
 
     def _write(self, chosen: Mapping[str, Mapping[str, Row]]) -> Row:
-        document = _document(self._request, self._sha256, self._question(), chosen)
+        document = _document(self._request, self._loaded.sha256, self._question(), chosen)
+        document["model"] = self._loaded.name
         document["measured"] = [row for rows in self._rows.values() for row in rows]
         validate("plan", document)
         write_json(self._output, document)

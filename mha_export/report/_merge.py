@@ -15,6 +15,7 @@ from mha_export.report.records import (
     HeadsRecord,
     Loaded,
     MachineRecord,
+    PlanRecord,
     ResultRecord,
     ResultsRecord,
     SurgeryRecord,
@@ -50,6 +51,7 @@ class Report:
         damaged: files that were left out.
         changes: against an earlier report; None where none was given.
         heads, surgeries: what is known of models' heads, and models with other heads.
+        plans: what ``tune`` measured and chose.
     """
 
     runs: tuple[ResultsRecord, ...]
@@ -66,6 +68,10 @@ class Report:
     @property
     def surgeries(self) -> tuple[SurgeryRecord, ...]:
         return tuple(record for run in self.runs for record in run.surgeries)
+
+    @property
+    def plans(self) -> tuple[PlanRecord, ...]:
+        return tuple(record for run in self.runs for record in run.plans)
 
     @property
     def machines(self) -> tuple[MachineRecord, ...]:
@@ -98,6 +104,7 @@ def merge(loaded: Loaded) -> Report:
     doctors: dict[str, DoctorRecord] = {}
     heads: dict[Key, HeadsRecord] = {}
     surgeries: dict[Key, SurgeryRecord] = {}
+    plans: dict[Key, PlanRecord] = {}
     unfinished: dict[str, UnfinishedRecord] = {}
     for _, run in loaded.results:
         machine = run.machine
@@ -105,6 +112,7 @@ def merge(loaded: Loaded) -> Report:
         results.update((key_of(machine, result), result) for result in run.results)
         heads.update(((machine.id, own.model.sha256, own.data), own) for own in run.heads)
         surgeries.update(((machine.id, own.sha256), own) for own in run.surgeries)
+        plans.update(((machine.id, own.model_sha256, *own.targets), own) for own in run.plans)
         exports.update((export.model.sha256, export) for export in run.exports)
         if run.unfinished is not None:
             unfinished[machine.id] = run.unfinished
@@ -114,7 +122,9 @@ def merge(loaded: Loaded) -> Report:
     report = _report(machines, results, exports, doctors, loaded.damaged)
     runs = [
         dataclasses.replace(
-            _with_heads(run, heads, surgeries), unfinished=unfinished.get(run.machine.id)
+            _with_heads(run, heads, surgeries),
+            plans=tuple(plans[key] for key in sorted(plans) if key[0] == run.machine.id),
+            unfinished=unfinished.get(run.machine.id),
         )
         for run in report.runs
     ]

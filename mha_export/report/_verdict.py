@@ -68,6 +68,8 @@ def _beside_results(report: Report) -> str:
         )
     if report.surgeries:
         parts.append(f"{plural(len(report.surgeries), 'model')} with other heads")
+    if report.plans:
+        parts.append(plural(len(report.plans), "plan"))
     return ", ".join(parts)
 
 

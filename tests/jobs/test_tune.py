@@ -16,6 +16,7 @@ from mha_export.jobs import (
     Workload,
     export_model,
     tune_model,
+    write_report,
 )
 from mha_export.jobs._plan import read_plan
 from mha_export.jobs.tune import _by_graph, _fastest
@@ -53,6 +54,30 @@ def test_a_plan_is_valid_and_names_the_fastest(plan: Path) -> None:
     assert timed[chosen["form"]] == min(timed.values())
     assert document["question"]["runtime_version"]
     assert document["machine"]["id"]
+
+
+@pytest.mark.parametrize("suffix", [".md", ".html"])
+def test_a_report_shows_the_plan(plan: Path, tmp_path: Path, suffix: str) -> None:
+    """Every way with its time, and which one was chosen; a report in JSON is read again."""
+    merged = tmp_path / "report.json"
+    assert write_report([plan], output=merged).ok
+    page = tmp_path / f"page{suffix}"
+    result = write_report([merged], output=page)
+    assert "1 plan" in result.document["verdict"]
+    text = page.read_text(encoding="utf-8")
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    assert document["model"] in text
+    for row in document["measured"]:
+        assert row["form"].replace("_", "\\_") in text
+    assert "chosen for" in text
+    assert "q_len=4" in text.replace("\\", "")
+
+
+def test_a_plan_that_is_cut_short_is_named(plan: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.json"
+    cut.write_text(plan.read_text(encoding="utf-8")[:-40], encoding="utf-8")
+    result = write_report([plan, cut], output=tmp_path / "report.md")
+    assert [str(cut) in notice for notice in result.notices] == [True]
 
 
 def test_an_export_takes_the_plan(plan: Path, encoder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from mha_export.errors import InputError
 from mha_export.report._figures import figure, plural, ratio, workload
 from mha_export.report._merge import Report
+from mha_export.report._plans import plan_views
 from mha_export.report._verdict import STATUSES, bad_entries, verdict_of
 
 SIGNS = {
@@ -87,6 +88,7 @@ def _context(report: Report) -> dict[str, Any]:
         "models": _sites.models(report),
         "matrix": _capabilities.matrix(report),
         "absent": _capabilities.absent_targets(report),
+        "plans": plan_views(report),
         "heads_views": _heads.heads_views(report),
         "surgery_views": _heads.surgery_views(report),
         "figure": figure,
@@ -107,6 +109,8 @@ def _title(report: Report) -> str:
                 ]
             )
         )
+    if not names:
+        names = list(dict.fromkeys(plan.model or plan.model_sha256[:12] for plan in report.plans))
     if not names:
         return "Capabilities" if report.doctors else "Nothing was run"
     return (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mha_export.report._figures import figure, milliseconds, percent, ratio, workload
 from mha_export.report._merge import Entry, Report
+from mha_export.report._plans import plan_views
 from mha_export.report._verdict import bad_entries, verdict_of
 
 SIGNS = {
@@ -33,6 +34,7 @@ class MarkdownFormat:
         lines += _problems(report)
         lines += _changes(report)
         lines += _results(report)
+        lines += _plans(report)
         lines += _refused(report)
         lines += _machines(report)
         return "\n".join(lines).rstrip() + "\n"
@@ -106,6 +108,25 @@ def _row(entry: Entry, *, several: bool) -> list[str]:
     if several:
         row.insert(3, _text(entry.machine.id))
     return row
+
+
+def _plans(report: Report) -> Iterator[str]:
+    for view in plan_views(report):
+        yield f"## Plan: {_text(view.title)}"
+        yield ""
+        yield _text(view.facts)
+        yield ""
+        heads = ["site", "lengths", "way", "chosen for", "problem", "p50", "interval, ms"]
+        heads += ["of the best", "of primitive"]
+        rows = [
+            [
+                *(_text(own) for own in (line.site, line.lengths, line.way, line.chosen)),
+                *(_text(line.problem), line.p50, line.interval, line.of_best, line.of_primitive),
+            ]
+            for line in view.lines
+        ]
+        yield from _table(heads, rows, numeric=4)
+        yield ""
 
 
 def _refused(report: Report) -> Iterator[str]:

@@ -42,15 +42,15 @@ from mha_export.report.records._heads import (
     SurgeryLayerRecord,
     SurgeryRecord,
 )
+from mha_export.report.records._latency import LatencyRecord, RatioRecord
 from mha_export.report.records._machine import MachineRecord
+from mha_export.report.records._plan import MeasuredRecord, PlannedRecord, PlanRecord
 from mha_export.report.records._results import (
     CaseRecord,
     CaseStatus,
     DifferenceRecord,
-    LatencyRecord,
     ParityRecord,
     PlacementRecord,
-    RatioRecord,
     ResultRecord,
     ResultsRecord,
     ResultStatus,
@@ -78,9 +78,12 @@ __all__ = [
     "LayerHeadsRecord",
     "Loaded",
     "MachineRecord",
+    "MeasuredRecord",
     "ModelRecord",
     "ParityRecord",
     "PlacementRecord",
+    "PlanRecord",
+    "PlannedRecord",
     "ProofCaseRecord",
     "ProofRecord",
     "RatioRecord",

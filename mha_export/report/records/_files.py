@@ -19,6 +19,7 @@ from mha_export.report.records._compare import ComparisonRecord
 from mha_export.report.records._doctor import DoctorRecord
 from mha_export.report.records._export import ExportRecord
 from mha_export.report.records._heads import HeadsRecord, SurgeryRecord
+from mha_export.report.records._plan import PlanRecord
 from mha_export.report.records._results import ResultsRecord
 from mha_export.report.records._version import upgraded
 
@@ -31,6 +32,7 @@ SCHEMA_OF: Mapping[type[Record], str] = {
     ComparisonRecord: "compare",
     HeadsRecord: "heads",
     SurgeryRecord: "surgery",
+    PlanRecord: "plan",
 }
 """Schema file of each record that is a file of its own. ``inspect`` prints an export record."""
 
@@ -155,6 +157,9 @@ def _runs(path: Path) -> list[ResultsRecord]:
     data = _read_object(path)
     if isinstance(data.get("runs"), list):
         return [_as_record(path, run, ResultsRecord) for run in data["runs"] if run]
+    if "measured" in data and "question" in data:
+        plan = _as_record(path, data, PlanRecord)
+        return [ResultsRecord(machine=plan.machine, plans=(plan,))]
     if "targets" in data and "results" not in data:
         doctor = _as_record(path, data, DoctorRecord)
         return [ResultsRecord(machine=doctor.machine, doctor=doctor)]
@@ -175,8 +180,8 @@ def read_export(path: Path | str) -> ExportRecord:
 def read_results(paths: Iterable[Path | str]) -> Loaded:
     """Read any number of ``results.json``; a damaged one is named and left out.
 
-    An earlier report in JSON and a capability file of ``doctor`` are read too. An
-    ``export.json`` beside a results file that holds no export of its own is taken in.
+    An earlier report in JSON, a capability file of ``doctor`` and a plan of ``tune`` are read too.
+    An ``export.json`` beside a results file that holds no export of its own is taken in.
 
     Errors:
         InputError: no path was given, or none of the files can be used.

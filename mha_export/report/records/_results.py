@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mha_export.errors import InputError
 from mha_export.report.records._codec import Record
 from mha_export.report.records._doctor import DoctorRecord
 from mha_export.report.records._export import ExportRecord
 from mha_export.report.records._heads import HeadsRecord, SurgeryRecord
+from mha_export.report.records._latency import LatencyRecord, RatioRecord
 from mha_export.report.records._machine import MachineRecord
+from mha_export.report.records._plan import PlanRecord
 from mha_export.report.records._version import SCHEMA_VERSION
 
 ResultStatus = Literal[
@@ -112,53 +113,6 @@ class ParityRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyRecord(Record):
-    """Milliseconds of one run, device synchronised; ``warmup`` earlier runs do not count."""
-
-    p10: float
-    p50: float
-    p90: float
-    p99: float
-    n: int
-    warmup: int
-    timer: str
-    threads: int | None = None
-    rounds: int | None = None
-    disturbed: int | None = None
-    """Rounds besides, in which the machine itself ran slower than it does: they do not count."""
-    pace_ms: float | None = None
-    """Median time, in the rounds that count, of a fixed piece of work: how fast the machine was."""
-    low: float | None = None
-    """95% bootstrap interval of p50."""
-    high: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.p10 <= self.p50 <= self.p90 <= self.p99:
-            raise InputError(
-                f"latency percentiles are not in order: p10 {self.p10}, p50 {self.p50}, "
-                f"p90 {self.p90}, p99 {self.p99}"
-            )
-
-    @property
-    def interval(self) -> float | None:
-        """Width of the interval of the median, relative to it; None where there is none."""
-        if self.low is None or self.high is None:
-            return None
-        return (self.high - self.low) / self.p50
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatioRecord(Record):
-    """Time over the baseline's in the same rounds, with its bootstrap interval; below 1: faster."""
-
-    baseline: str
-    ratio: float
-    low: float
-    high: float
-    confidence: float = 0.95
-
-
-@dataclass(frozen=True, kw_only=True)
 class ResultRecord(Record):
     """One model on one target: what it is, whether it is right, and how fast."""
 
@@ -223,4 +177,5 @@ class ResultsRecord(Record):
     doctor: DoctorRecord | None = None
     heads: tuple[HeadsRecord, ...] = ()
     surgeries: tuple[SurgeryRecord, ...] = ()
+    plans: tuple[PlanRecord, ...] = ()
     unfinished: UnfinishedRecord | None = None
