@@ -94,8 +94,8 @@ def limit_options(command: F) -> F:
                 "--budget",
                 type=float,
                 metavar="SECONDS",
-                help="For the whole run: then nothing more is timed.  [default: none; "
-                "120 with --quick]",
+                help="For the whole run, shared out among its targets.  [default: none; 120 "
+                "with --quick]",
             ),
         ]
     ):

@@ -10,8 +10,7 @@ from collections.abc import Callable
 class Budget:
     """A span of time that began when this was made.
 
-    What one target leaves goes to those after it. Only timing is cut short: right or wrong is told
-    in full, however long that takes.
+    What one target leaves goes to those after it.
 
     Args:
         seconds: how long; None: no limit.
@@ -27,6 +26,11 @@ class Budget:
         self._turn_ends = self._ends
 
     @property
+    def words(self) -> str:
+        """Why something was left out."""
+        return f"the time was up (--budget {self.seconds:g})"
+
+    @property
     def used_up(self) -> bool:
         return self._clock() >= self._ends
 
@@ -34,6 +38,11 @@ class Budget:
         """The first of ``left`` targets begins: its share is counted from now."""
         now = self._clock()
         self._turn_ends = now + max(self._ends - now, 0.0) / left
+
+    @property
+    def turn_is_over(self) -> bool:
+        """Whether the target at hand has had its share."""
+        return self._clock() >= self._turn_ends
 
     def for_timing(self, left: int) -> float:
         """Seconds for the next of ``left`` timings of the target at hand."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mha_export.jobs._budget import Budget
 from mha_export.jobs._located import in_words, located
 from mha_export.jobs._subject import Candidate, Subject
 from mha_export.measure.failures import keep_failures, replay_of
@@ -93,10 +94,16 @@ class Trial:
             self.found["placement"] = PlacementRecord.from_json(stated.to_json())
 
     def judge(
-        self, reference: ModelReference, expected: Sequence[Expected], keep_in: Path | None
+        self,
+        reference: ModelReference,
+        expected: Sequence[Expected],
+        keep_in: Path | None,
+        budget: Budget,
     ) -> ResultRecord:
         """Run the battery, judge it, and say where the nodes ran."""
-        parity = check_parity(reference, expected, self._run)
+        parity = check_parity(
+            reference, expected, self._run, time_is_up=lambda: budget.turn_is_over
+        )
         status: ResultStatus = status_of(parity)
         if status in ("fail", "error") and keep_in is not None:
             parity = keep_failures(
@@ -110,6 +117,10 @@ class Trial:
                 command=self._replay,
             )
         reason = reason_of(parity)
+        judged, wanted = len(parity.by_case), sum(item.problem is None for item in expected)
+        if judged < wanted and status not in ("fail", "error"):
+            left_out = f"judged on {judged} of {wanted} inputs: {budget.words}"
+            reason = f"{reason}; {left_out}" if reason else left_out
         if status == "fail":
             parity = located(parity, self.subject, self.candidate, expected)
             reason = f"{reason}; {in_words(parity)}"

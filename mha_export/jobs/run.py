@@ -176,7 +176,7 @@ class _Runner:
         for trial in trials:
             self._progress(f"parity on {trial.candidate.name}")
             reference, expected = self._expected(trial.candidate.request.precision, cases)
-            judged.append(trial.judge(reference, expected, self._keep_in))
+            judged.append(trial.judge(reference, expected, self._keep_in, self.budget))
         if self.budget.used_up:
             return [self._not_timed(record, timed) for record in judged]
         sound = [trial for trial, record in zip(trials, judged, strict=True) if _runs(record)]
@@ -191,7 +191,7 @@ class _Runner:
         record = dataclasses.replace(record, workload=dict(timed.dims))
         if record.status in _BAD:
             return record
-        why = f"not timed: the run's {self.budget.seconds:g} s were used up (--budget)"
+        why = f"not timed: {self.budget.words}"
         return dataclasses.replace(
             record, reason=f"{record.reason}; {why}" if record.reason else why
         )
