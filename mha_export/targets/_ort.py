@@ -64,6 +64,7 @@ class SessionSetup:
         config: ``session.*`` entries.
         mem_pattern: DirectML demands False.
         prepare: ``module:function`` to call once in a process before the first session.
+        ep_context: the provider saves what it compiled as EPContext nodes, and loads it again.
     """
 
     providers: tuple[tuple[str, Mapping[str, str]], ...] = (("CPUExecutionProvider", {}),)
@@ -73,6 +74,7 @@ class SessionSetup:
     optimise: bool = True
     mem_pattern: bool = True
     prepare: str | None = None
+    ep_context: bool = False
     config: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -323,6 +325,22 @@ def optimise_strictly(
     return replace(artifact, notes={**artifact.notes, "strict": "yes"})
 
 
+def _save_to(saved: Path, options: Any, setup: SessionSetup) -> None:
+    """Have a session save what it compiled: the provider's own blobs, or the optimised graph."""
+    if setup.ep_context:
+        options.add_session_config_entry("ep.context_enable", "1")
+        options.add_session_config_entry("ep.context_file_path", str(saved))
+        options.add_session_config_entry("ep.context_embed_mode", "1")
+        return
+    options.optimized_model_filepath = str(saved)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", f"{saved.name}.data"
+    )
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
+    )
+
+
 def optimise_once(program: Program, setup: SessionSetup, options: CompileOptions) -> OrtArtifact:
     """Optimise each graph, save it, and promise to load the saved one as it is.
 
@@ -336,19 +354,14 @@ def optimise_once(program: Program, setup: SessionSetup, options: CompileOptions
     models: dict[str, Path] = {}
     for role, source in program.graphs.items():
         saved = folder / f"{role}.ort-optimised.onnx"
-        weights = f"{saved.name}.data"
         chosen = session_options(ort, setup)
         if not options.keep:
             open_session(str(source), setup, chosen)
             continue
-        chosen.optimized_model_filepath = str(saved)
-        chosen.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", weights
-        )
-        chosen.add_session_config_entry(
-            "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
-        )
+        _save_to(saved, chosen, setup)
         open_session(str(source), setup, chosen)
+        if not saved.is_file():
+            raise RuntimeError(f"{setup.provider} compiled the graph and saved nothing")
         models[role] = saved
     compile_ms = (time.perf_counter() - started) * 1e3
     return OrtArtifact(
