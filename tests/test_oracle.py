@@ -616,6 +616,14 @@ def test_biases_of_minus_infinity_empty_a_row_too() -> None:
     assert not result.output[:, :, 0].any()
 
 
+def test_the_mean_of_one_hidden_key_is_that_key() -> None:
+    spec = make_spec(mask=MaskSpec(padding=True, empty_row=EmptyRow.UNIFORM))
+    inputs = draw(spec, 1, 2, 1, key_padding=np.zeros((1, 1), int))
+    result = attention(spec, inputs)
+    assert result.probabilities is not None
+    assert (result.probabilities == 1.0).all()
+
+
 def test_no_keys_at_all() -> None:
     spec = make_spec(mask=MaskSpec(empty_row=EmptyRow.UNIFORM))
     result = attention(spec, draw(spec, 1, 2, 0))
@@ -1261,6 +1269,25 @@ def test_queries_in_blocks_are_the_same_queries(monkeypatch: pytest.MonkeyPatch)
     kept = attention(spec, inputs)
     assert kept.raw is not None
     assert kept.raw.shape == (1, 2, 7, 5)
+
+
+@pytest.mark.parametrize("queries", [2, 3])
+@pytest.mark.parametrize("part", ["keep", "bias"])
+def test_masks_by_query_are_cut_with_the_queries(
+    monkeypatch: pytest.MonkeyPatch, part: str, queries: int
+) -> None:
+    from mha_export.oracle import _attention
+
+    shapes: dict[str, Any] = {part: ("s", "t"), "empty_row": EmptyRow.ZERO}
+    spec = make_spec(mask=MaskSpec(**shapes))
+    mask = np.tril(np.ones((queries, 4), np.bool_), 1)
+    operand = {part: mask if part == "keep" else np.where(mask, 0.5, -np.inf)}
+    inputs = draw(spec, 1, queries, 4, **operand)
+    whole = attention(spec, inputs)
+    monkeypatch.setattr(_attention, "_BLOCK_ELEMENTS", 1)
+    found = attention(spec, inputs, scores=False)
+    np.testing.assert_allclose(found.output, whole.output)
+    assert found.empty_rows.tolist() == whole.empty_rows.tolist()
 
 
 def test_operands_are_named_and_mapped() -> None:

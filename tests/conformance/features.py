@@ -120,6 +120,7 @@ CACHES = {
     "cache-padding": _gqa(**_cached(padding=True, empty_row=EmptyRow.ZERO)),
     "cache-padding-uniform": _gqa(**_cached(padding=True, empty_row=EmptyRow.UNIFORM)),
     "decode-not-causal": _gqa(q_len=1, **_cached(causal=None)),
+    "one-row-not-causal": _gqa(batch=1, **_cached(causal=None)),
     "static": _gqa(**_cached(CacheSpec(growth="static"))),
     "static-shared": _gqa(**_cached(CacheSpec(growth="shared_buffer"))),
     "static-not-causal": _gqa(**_cached(CacheSpec(growth="static"), causal=None)),

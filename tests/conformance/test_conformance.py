@@ -63,6 +63,20 @@ def test_onnx_runtime_cpu_fp32(form: str, feature: str, opset: int) -> None:
     check(form, feature, opset, DType.FP32, "cpu", "quick")
 
 
+HALF = (
+    "mha", "softmax-fp32", "softcap", "alibi", "rotary", "rotary-interleaved", "rms", "layer", "l2",
+    "bias-causal", "padding-inf-zero", "padding-min-uniform", "keep-finite-finite", "sinks",
+    "static", "scores-probabilities",
+)  # fmt: skip
+"""Features with something of their own to say in half precision."""
+
+
+@pytest.mark.parametrize("feature", HALF)
+@pytest.mark.parametrize("form", ["grouped", "onnx", "primitive", "tiled"])
+def test_onnx_runtime_cpu_fp16_of_every_day(form: str, feature: str) -> None:
+    check(form, feature, opsets_of(form)[0], DType.FP16, "cpu", "quick")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "feature", "opset"), matrix(opsets=later_opsets_of))
 def test_onnx_runtime_cpu_later_opsets(form: str, feature: str, opset: int) -> None:
