@@ -1,18 +1,23 @@
 """Which forms come first where nobody says: a target's own order, and what was measured to beat it.
 
-On ONNX Runtime's CPU provider and on OpenVINO a long causal prompt of a known length takes half to
-four fifths of the time in query tiles that the op these targets are given first takes, and a step
+On ONNX Runtime's CPU provider and on OpenVINO a long causal prompt of a known length takes four to
+eight tenths of the time in query tiles that the op these targets are given first takes, and a step
 of one query is fastest with the queries of a group as rows (docs/speed.md).
 Where the length is a symbol the workload is unknown, and the target's order stays: ``tune`` knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mha_export.spec import AttentionSpec
 
 MEASURED = ("cpu", "openvino")
+OPTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("cpu", "tiled"): {"product": "attention"},
+}
+"""What a form is told on a target where that was measured to be faster, or no slower with less
+memory; a spec or opset that cannot have it gets the form without."""
 LONG = 1024
 """Queries from which tiles were faster than the ops that these targets are given first."""
 

@@ -15,7 +15,7 @@ from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, form_named
 from mha_export.frontends import LoadedModel, open_source
 from mha_export.jobs._caching import Caching
-from mha_export.jobs._defaults import preferred_forms
+from mha_export.jobs._defaults import OPTIONS, preferred_forms
 from mha_export.jobs._loading import LoadCheck, load_check
 from mha_export.jobs._phases import Graph, check_split, forms_for, phases, plan_names, stem
 from mha_export.jobs._plan import ANY_SITE, Plan, read_plan
@@ -32,6 +32,7 @@ from mha_export.jobs._store import (
     write_models,
 )
 from mha_export.jobs.inspect import count_nodes, model_record, site_records
+from mha_export.measure.model_inputs import workload_sizes
 from mha_export.recognise import NotAttention, Recognition, Site, recognise
 from mha_export.report.records import (
     ExportRecord,
@@ -129,7 +130,8 @@ def export_model(
         does not load the model, rewritten or not; then ``refusal`` of its variant says why.
 
     Errors:
-        InputError: bad source, target, form or plan; a model without attention.
+        InputError: bad source, target, form or plan; a model without attention; a size of a
+            dimension that the model does not have.
     """
     source_settings = source_settings or SourceSettings()
     settings = settings or ExportSettings()
@@ -152,6 +154,7 @@ def export_model(
     variants: list[VariantRecord] = []
     recognition = exporter.recognition_at(None)
     _require_attention(recognition, loaded, source)
+    _check_sizes(recognition.model, loaded, source_settings)
     caching = exporter.caching
     check_split(settings.split, caching.record)
     models[ORIGINAL] = recognition.model if caching.changes_model else model
@@ -249,6 +252,14 @@ class _Exporter:
         rows = plan_names(destination.name, destination.graph)
         planned = next(filter(None, (self._plan.of(row, site.id) for row in rows)), None)
         own = preferred_forms(destination.name, site.spec, destination.forms)
+        told = OPTIONS.get((destination.name, own[0])) if own and planned is None else None
+        if told is not None and self._settings.form is None:
+            params = FormParams(opset=opset, options=told)
+            choice = choose_form(
+                site, preferred=(), params=params, only=own[0], veto=destination.veto
+            )
+            if isinstance(choice, Choice):
+                return choice
         return choose_form(
             site,
             preferred=own if planned is None else (planned.form,),
@@ -322,6 +333,14 @@ def _require_attention(recognition: Recognition, loaded: LoadedModel, source: An
         f"{loaded.name} has no attention: {found}",
         fix=f"mha-export inspect {where} lists every softmax with its verdict",
     )
+
+
+def _check_sizes(model: ir.Model, loaded: LoadedModel, source: SourceSettings) -> None:
+    """Refuse sizes of dimensions and inputs that the model does not have: a typing error."""
+    sampled = loaded.sample_inputs or {}
+    for workload in source.workloads:
+        shapes = {name: shape for name, shape in workload.shapes.items() if name not in sampled}
+        workload_sizes(model, dims=workload.dims, shapes=shapes)
 
 
 def _variant_record(

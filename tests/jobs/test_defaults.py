@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mha_export.jobs import SourceSettings, build_graph, export_model
 from mha_export.jobs._defaults import preferred_forms
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, MaskSpec
 
@@ -31,3 +34,39 @@ def test_the_first_form(target: str, fields: dict[str, object], first: str) -> N
     order = preferred_forms(target, spec, ORDER)
     assert order[0] == first
     assert order[-2:] == ORDER
+
+
+@pytest.mark.parametrize(
+    ("target", "opset", "softcap", "told"),
+    [
+        ("cpu", None, None, {"product": "attention"}),
+        ("cpu", 17, None, {}),
+        ("cpu", None, 5.0, {}),
+        ("reference", None, None, None),
+    ],
+    ids=["op", "opset", "spec", "target"],
+)
+def test_a_long_prompt_gets_an_op_a_tile_where_it_can(
+    target: str,
+    opset: int | None,
+    softcap: float | None,
+    told: dict[str, str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mha_export.jobs._defaults.LONG", 64)
+    mask = MaskSpec(causal=CausalAlignment.TOP_LEFT)
+    sizes = {"batch": 1, "q_len": 64, "kv_len": 64}
+    spec = AttentionSpec(q_heads=1, kv_heads=1, head_dim=4, mask=mask, softcap=softcap, **sizes)  # type: ignore[arg-type]
+    source = tmp_path / "prompt.onnx"
+    build_graph(spec, output=source, flags={"form": "primitive", "opset": 17})
+    result = export_model(
+        source,
+        targets=[target],
+        out=tmp_path / "out",
+        source_settings=SourceSettings(opset=opset),
+    )
+    (site,) = result.document["variants"][0]["sites"].values()
+    expected = "tiled" if told is not None else "onnx"
+    assert (site["status"], site["form"]) == ("fused", expected), site["reason"]
+    assert {k: v for k, v in site["params"].items() if k != "opset"} == (told or {})
