@@ -34,14 +34,6 @@ def test_every_golden_is_what_the_builder_gives(script: ModuleType) -> None:
         assert made[name] == text, f"{name} differs: run scripts/regenerate_goldens and look"
 
 
-def test_the_page_of_features_is_what_the_forms_say(script: ModuleType) -> None:
-    """A verdict that changes shows here: look whether it is meant."""
-    text = script.PAGE.read_text(encoding="utf-8")
-    made = script.page()
-    changed = [line for line in made.splitlines() if line not in text.splitlines()]
-    assert made == text, "run scripts/regenerate_goldens and look at:\n" + "\n".join(changed)
-
-
 def test_the_set_stays_small() -> None:
     assert 0 < len(NAMES) <= 30
     assert sum((FOLDER / name).stat().st_size for name in NAMES) < 100_000

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from features import FEATURES
+from verdict_page import page
 
 from mha_export.errors import InputError
 from mha_export.forms import FormParams, Supported, Unsupported, all_forms, form_named
@@ -22,6 +24,7 @@ from mha_export.spec import (
     RotarySpec,
 )
 
+PAGE = Path(__file__).parents[2] / "docs" / "forms" / "features.md"
 CAUSAL = MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT)
 SQUARE = {"q_len": "s", "kv_len": "s"}
 
@@ -104,6 +107,14 @@ def test_other_means_are_recorded(
     verdict = form_named(form).supports(FEATURES[feature], FormParams(opset=opset))
     assert isinstance(verdict, Supported)
     assert verdict.by_other_means == means
+
+
+def test_the_page_of_features_is_what_the_forms_say() -> None:
+    """A verdict that changes shows here: look whether it is meant."""
+    text = PAGE.read_text(encoding="utf-8")
+    made = page()
+    changed = [line for line in made.splitlines() if line not in text.splitlines()]
+    assert made == text, "run scripts/regenerate_goldens and look at:\n" + "\n".join(changed)
 
 
 @pytest.mark.parametrize("form", list(all_forms()))
