@@ -31,6 +31,7 @@ class SourceSettings:
 
     Attributes:
         shapes: ``INPUT=N,N`` lines: sizes of a torch module's sample inputs.
+        dims: ``NAME=N`` lines: sizes that the model's symbolic dimensions must know.
         exporter: which of torch's exporters; see
             :class:`~mha_export.frontends.SourceOptions`.
     """
@@ -39,6 +40,7 @@ class SourceSettings:
     dtype: DType | None = None
     opset: int | None = None
     shapes: Sequence[str] = ()
+    dims: Sequence[str] = ()
     exporter: ExporterName = "auto"
     trust_code: bool = False
     seed: int = 0
@@ -47,11 +49,16 @@ class SourceSettings:
         if self.dtype is not None:
             object.__setattr__(self, "dtype", DType(self.dtype))
 
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        """The sizes that were asked for."""
+        return parse_workloads(self.dims, self.shapes)
+
     def for_frontend(self) -> SourceOptions:
         return SourceOptions(
             task=self.task,
             opset=self.opset,
-            shapes=parse_workloads((), self.shapes)[0].shapes,
+            shapes=self.workloads[0].shapes,
             exporter=self.exporter,
             trust_code=self.trust_code,
             seed=self.seed,
@@ -96,7 +103,7 @@ class RunSettings:
         time_limit: seconds that one build, load or run may take; None: 600, and 120 when quick.
         memory_limit: MiB that a target's process and its descendants may use; None: four fifths
             of what is free.
-        budget: seconds after which the run times nothing more; None: no limit, and 120 when quick.
+        budget: seconds for the run, shared out among its targets; None: no limit; 120 when quick.
     """
 
     workloads: tuple[Workload, ...] = (Workload(),)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -254,3 +255,46 @@ def test_a_site_that_only_the_plan_knows_is_told(encoder: Path, tmp_path: Path) 
         encoder, targets=["reference"], out=tmp_path / "out", settings=ExportSettings(plan=plan)
     )
     assert result.notices == ("--plan: reference: the model has no site s.9",)
+
+
+def with_another_softmax(encoder: Path, *, rejected: bool) -> ir.Model:
+    """The encoder, and beside it a router, or scores through a sine, which no attention has."""
+    model = ir.external_data.load_to_model(ir.load(encoder))
+    graph = model.graph
+    (y,) = graph.outputs
+    weight = ir.val("router", const_value=ir.tensor(np.ones((32, 4), np.float32), name="router"))
+    graph.register_initializer(weight)
+    if rejected:
+        turned = ir.node("Transpose", [y], attributes={"perm": [0, 2, 1]})
+        product = ir.node("MatMul", [y, turned.outputs[0]])
+        nodes = [turned, product, ir.node("Sin", product.outputs)]
+    else:
+        nodes = [ir.node("MatMul", [y, weight])]
+    nodes.append(ir.node("Softmax", nodes[-1].outputs, attributes={"axis": -1}))
+    if rejected:
+        nodes.append(ir.node("MatMul", [nodes[-1].outputs[0], y]))
+    extra = nodes[-1].outputs[0]
+    extra.name, extra.dtype = "extra", y.dtype
+    graph.extend(nodes)
+    graph.outputs.append(extra)
+    return model
+
+
+@pytest.mark.parametrize("rejected", [False, True], ids=["a router", "a rejected softmax"])
+def test_require_fused_counts_refusals_and_not_what_is_no_attention(
+    encoder: Path, tmp_path: Path, rejected: bool
+) -> None:
+    model = with_another_softmax(encoder, rejected=rejected)
+    result = export_model(
+        model,
+        targets=["reference"],
+        out=tmp_path / "out",
+        settings=ExportSettings(require_fused=True),
+    )
+    verdicts = [site["verdict"] for site in result.document["sites"]]
+    assert verdicts == ["attention", "rejected" if rejected else "not_attention"]
+    assert result.exit_code == int(rejected)
+    assert (tmp_path / "out").exists() is not rejected
+    if rejected:
+        (reason,) = (site["reason"] for site in result.document["sites"][1:])
+        assert any(f"rejected: {reason['code']}" in notice for notice in result.notices)
