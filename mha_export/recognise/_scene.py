@@ -73,7 +73,7 @@ class Scene:
             if current.dtype is not None:
                 found = current.dtype
                 break
-            current, found = _type_source(current)
+            current, found = type_source(current)
             if found is not None:
                 break
         for passed in chain:
@@ -81,7 +81,7 @@ class Scene:
         return found
 
 
-def _type_source(value: ir.Value) -> tuple[ir.Value | None, ir.DataType | None]:
+def type_source(value: ir.Value) -> tuple[ir.Value | None, ir.DataType | None]:
     """Where the element type of ``value`` comes from: an input, or the op itself."""
     node = value.producer()
     if node is None:

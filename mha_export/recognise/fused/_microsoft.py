@@ -136,7 +136,7 @@ def as_int64(fused: FusedNode, value: ir.Value) -> ir.Value:
 
 def _as_bias(fused: FusedNode, mask: ir.Value, rank: int, filler: float) -> ir.Value:
     """[b, 1, 1 or s, t]: 0 where the flag is set, the filter elsewhere."""
-    dtype = fused.required(0, "query").dtype or ir.DataType.FLOAT
+    dtype = fused.element(fused.required(0, "query")) or ir.DataType.FLOAT
     flags = fused.derive("Cast", [mask], {"to": int(ir.DataType.BOOL)}, dtype=ir.DataType.BOOL)
     axes = np.asarray([1, 2] if rank == 2 else [1], np.int64)
     placed = fused.derive("Unsqueeze", [flags, axes], dtype=ir.DataType.BOOL)

@@ -13,6 +13,7 @@ from mha_export.operands import Heads, Layout
 from mha_export.recognise import _region
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._evaluate_contents import attributes_of
+from mha_export.recognise._scene import type_source
 from mha_export.recognise._site import Reason, Rejection, Site
 from mha_export.spec import Dim, DType
 
@@ -115,12 +116,22 @@ class FusedNode:
             return found
         return found.value or default
 
+    def element(self, value: ir.Value) -> ir.DataType | None:
+        """The element type, followed up the graph where the file does not say."""
+        current: ir.Value | None = value
+        while current is not None and current.dtype is None:
+            current, found = type_source(current)
+            if found is not None:
+                return found
+        return None if current is None else current.dtype
+
     def dtype(self, value: ir.Value) -> DType:
-        if value.dtype is None:
+        element = self.element(value)
+        if element is None:
             return DType.FP32
-        if value.dtype not in _DTYPES:
-            self.refuse("dtype", f"{value.name} is {value.dtype}; expected a float type")
-        return _DTYPES[value.dtype]
+        if element not in _DTYPES:
+            self.refuse("dtype", f"{value.name} is {element}; expected a float type")
+        return _DTYPES[element]
 
     def heads(self, value: ir.Value, layout: Layout, count: int) -> Heads:
         """``value`` as heads, its head width read off its last axis."""

@@ -56,7 +56,7 @@ def _per_head(fused: FusedNode, column: ir.Value, heads: int) -> ir.Value | None
         if node is None or node.op_type not in _WIDENING:
             return None
         root = node.inputs[0]
-    if root is None or root.dtype != column.dtype:
+    if root is None or fused.element(root) != fused.element(column):
         return None
     numbers = np.arange(heads, dtype=np.float64) + 0.5
     view = fused.context.sized(fused.sizes, {root: numbers}, wide=True)

@@ -334,7 +334,7 @@ def _sinks(fused: FusedNode, inputs: _Inputs, operands: dict[str, Any]) -> bool:
     if sink is not None and smooth:
         fused.refuse("two-sinks", "smooth_softmax and head_sink are both given")
     if sink is None:
-        dtype = fused.required(0, "query").dtype or ir.DataType.FLOAT
+        dtype = fused.element(fused.required(0, "query")) or ir.DataType.FLOAT
         zeros = np.zeros(inputs.query.heads, dtype.numpy())
         sink = fused.derive("Identity", [zeros], dtype=dtype, shape=[inputs.query.heads])
     operands["sinks"] = sink

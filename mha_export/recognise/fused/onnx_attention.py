@@ -204,7 +204,7 @@ def _mask(fused: FusedNode, inputs: _Inputs) -> Bound:
         operands["kv_lengths"] = inputs.lengths
     if inputs.mask is None:
         return Bound(spec=own, operands=operands)
-    boolean = inputs.mask.dtype is ir.DataType.BOOL
+    boolean = fused.element(inputs.mask) is ir.DataType.BOOL
     sinks = inputs.sinks is not None
     if inputs.lengths is None:
         read = named(
