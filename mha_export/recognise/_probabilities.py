@@ -103,7 +103,7 @@ def read_weighted(
             else:
                 others.append(Use(value=path.value, node=node))
     if not ends:
-        changed = _quantised(others) or _scaled(others, scene)
+        changed = _quantised(others) or _scaled(others, scene) or _combined(others, scene)
         if changed is not None:
             return changed
     failure: Reason | None = None
@@ -146,6 +146,35 @@ def _scaled(others: list[Use], scene: Scene) -> Reason | None:
                 value=use.value.name,
                 nodes=(node.name or node.op_type,),
             )
+    return None
+
+
+_COMBINING = {"Add": "added to", "Div": "divided", "Mul": "multiplied", "Sub": "subtracted"}
+_FURTHEST = 6
+"""Steps that are looked for between softmax and P·V."""
+
+
+def _combined(others: list[Use], scene: Scene) -> Reason | None:
+    """Probabilities that are one part of what weighs the values."""
+    for use in others:
+        pending: list[tuple[ir.Node, ...]] = [] if use.node is None else [(use.node,)]
+        while pending:
+            way = pending.pop()
+            node = way[-1]
+            if _is_product(node, scene):
+                steps = [step for step in way[:-1] if step.op_type in _COMBINING]
+                verbs = dict.fromkeys(_COMBINING[step.op_type] for step in steps)
+                return Reason(
+                    code="probabilities-combined",
+                    message=f"the attention weights {use.value.name!r} are "
+                    f"{', '.join(verbs)} (by {steps[-1].name!r}) before {node.name!r} weighs the "
+                    "values with the result: a fused attention weighs with softmax alone",
+                    value=use.value.name,
+                    nodes=tuple(step.name or step.op_type for step in way),
+                )
+            moves = bool(moved_inputs(node.outputs[0])) and len(way) > 1
+            if len(way) < _FURTHEST and (node.op_type in _COMBINING or moves):
+                pending += [(*way, user) for user, _ in node.outputs[0].uses()]
     return None
 
 

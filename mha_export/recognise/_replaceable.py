@@ -11,7 +11,8 @@ from mha_export.recognise._axes import identity
 from mha_export.recognise._draft import Draft
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._liveness import dying
-from mha_export.recognise._mask_placing import is_natural
+from mha_export.recognise._mask_placing import is_natural, role_axes
+from mha_export.recognise._scene import Scene
 from mha_export.recognise._shape_readers import detach_caches, detach_shapes
 from mha_export.recognise._site import Reason, Site
 from mha_export.spec import AttentionSpec, QkOutput
@@ -32,9 +33,9 @@ def replaceable_site(fitting: Fitting, spec: AttentionSpec, operands: Operands) 
         nodes, dead = dying(replaced, kept)
         fed_back = _fed_back(present, kept, dead)
     also: ir.Value | None = None
-    for value, kind in () if _inner(draft) <= dead else _read_outside(draft, spec, dead):
+    for value, kind in () if _inner(draft) <= dead else _read_outside(fitting, spec, dead):
         more, gone = dying([*replaced, value], kept)
-        if _inner(draft) <= gone:
+        if _inner(draft) <= gone and _operand_below([value], kept, gone) is None:
             nodes, dead, also = more, gone, value
             spec = spec.replace(qk_output=kind)
             break
@@ -57,18 +58,28 @@ def replaceable_site(fitting: Fitting, spec: AttentionSpec, operands: Operands) 
 
 def _fed_back(present: list[Heads], kept: list[ir.Value], dead: set[ir.Node]) -> Reason | None:
     """An operand computed from the caches that the attention makes: it cannot do both."""
+    value = _operand_below([heads.value for heads in present], kept, dead)
+    if value is None:
+        return None
+    return Reason(
+        code="operand-reads-cache",
+        message=f"{value.name!r} is read by the attention and computed from the keys and "
+        "values that the attention itself is to append",
+        value=value.name,
+    )
+
+
+def _operand_below(
+    made: list[ir.Value], kept: list[ir.Value], dead: set[ir.Node]
+) -> ir.Value | None:
+    """The first operand that what the attention makes is read for."""
     operands = set(kept)
-    pending = [heads.value for heads in present]
+    pending = list(made)
     seen = set(pending)
     while pending:
         value = pending.pop()
         if value in operands:
-            return Reason(
-                code="operand-reads-cache",
-                message=f"{value.name!r} is read by the attention and computed from the keys and "
-                "values that the attention itself is to append",
-                value=value.name,
-            )
+            return value
         for node, _ in value.uses():
             for output in () if node in dead else node.outputs:
                 if output not in seen:
@@ -82,15 +93,31 @@ def _inner(draft: Draft) -> set[ir.Node]:
 
 
 def _read_outside(
-    draft: Draft, spec: AttentionSpec, dead: set[ir.Node]
+    fitting: Fitting, spec: AttentionSpec, dead: set[ir.Node]
 ) -> Iterator[tuple[ir.Value, QkOutput]]:
     """Score tensors [b, h, s, t] that something else reads and a form can give."""
+    draft = fitting.draft
     if not is_natural(draft):
+        yield from ((v, QkOutput.PROBABILITIES) for v in _taken_apart(draft, fitting.scenes[0]))
         return
     for value, kind in _inside(draft, spec):
         read = value.is_graph_output() or any(user not in dead for user, _ in value.uses())
         if read and kind is not None:
             yield value, kind
+
+
+def _taken_apart(draft: Draft, scene: Scene) -> Iterator[ir.Value]:
+    """Probabilities that a Reshape makes [b, h, s, t] where batch and heads are one axis."""
+    weighted, probabilities = draft.weighted, draft.anchor.probabilities
+    if weighted.zeroed or weighted.replaced is not None or draft.scores.sink is not None:
+        return
+    wanted = role_axes(identity(probabilities, draft.scores.space), draft)
+    for value in dict.fromkeys(use.value for use in weighted.others):
+        view = scene.views.of(value)
+        if view is None or view.source is not probabilities or view.offset:
+            continue
+        if list(view.axes) == wanted:
+            yield value
 
 
 def _inside(draft: Draft, spec: AttentionSpec) -> Iterator[tuple[ir.Value, QkOutput | None]]:

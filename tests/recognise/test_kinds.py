@@ -256,6 +256,20 @@ def _talking_in_a_convolution(own: Layer, x: Any) -> Any:
     return own.merge(torch.conv2d(scores, own.mix.weight[..., None, None]).softmax(-1) @ v)
 
 
+def _keeping_the_best(own: Layer, x: Any) -> Any:
+    q, k, v = own.heads(x)
+    scores = q @ k.transpose(-1, -2) * SCALE
+    least = scores.topk(2, -1)[0][..., -1:]
+    return own.merge(scores.masked_fill(scores < least, float("-inf")).softmax(-1) @ v)
+
+
+def _differential(own: Layer, x: Any) -> Any:
+    q, k, v = own.heads(x)
+    weights = (q @ k.transpose(-1, -2) * SCALE).softmax(-1)
+    other = (k @ q.transpose(-1, -2) * SCALE).softmax(-1)
+    return own.merge((weights - 0.4 * other) @ v)
+
+
 def _repaired(own: Layer, x: Any) -> Any:
     q, k, v = own.heads(x)
     return own.merge(torch.nan_to_num((q @ k.transpose(-1, -2) * SCALE).softmax(-1)) @ v)
@@ -408,3 +422,30 @@ def test_queries_made_under_a_condition_that_sizes_decide() -> None:
         return own.merge(weigh(q, k, v))
 
     check(exported(body, plain(), PLAIN))
+
+
+def test_weights_that_leave_by_way_of_a_reshape() -> None:
+    """Batch and heads are one axis inside; the weights outside are told apart, then averaged."""
+
+    def body(own: Layer, x: Any) -> tuple[Any, Any]:
+        batch, length, _ = x.shape
+        q, k, v = (t.reshape(batch * HEADS, length, DIM) for t in own.heads(x))
+        weights = torch.bmm(q * SCALE, k.transpose(1, 2)).softmax(-1)
+        context = torch.bmm(weights, v).view(batch, HEADS, length, DIM)
+        return own.merge(context), weights.view(batch, HEADS, length, length).mean(1)
+
+    site = check(exported(body, plain(), PLAIN))
+    assert site.qk_output is not None
+
+
+def test_a_mask_made_of_the_scores_themselves_is_kept_as_it_is() -> None:
+    """The scores would be an output of the very node that reads what is made of them."""
+    site = only(recognise(exported(_keeping_the_best, plain(), PLAIN).model))
+    assert site.cannot_replace.code == "scores-used-elsewhere"
+    assert site.cannot_replace.nodes
+
+
+def test_weights_that_are_combined_before_they_weigh_are_named_so() -> None:
+    verdicts = recognise(exported(_differential, plain(), PLAIN).model).verdicts
+    assert [verdict.reason.code for verdict in verdicts] == ["probabilities-combined"] * 2
+    assert all("subtracted" in verdict.reason.message for verdict in verdicts)
