@@ -30,6 +30,6 @@ def write_report(
     return JobResult(
         document={"verdict": verdict.line, "exit_code": verdict.exit_code, "report": str(written)},
         exit_code=verdict.exit_code,
-        notices=tuple(f"left out {row.path}: {row.reason}" for row in merged.damaged),
+        notices=tuple(f"left out {row.reason}" for row in merged.damaged),
         files=(written,),
     )
