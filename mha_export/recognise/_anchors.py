@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from mha_export.recognise._division import quotient
 from mha_export.recognise._draft import Anchor
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._shape_laws import Facts
@@ -32,8 +33,22 @@ def anchor_of(node: ir.Node, scene: Scene) -> Anchor | None:
 def is_like_softmax(node: ir.Node, scene: Scene) -> Anchor | None:
     """The exponentials that ``node`` sums, where that sum normalises them and no softmax is made.
 
+    Or those that ``node`` divides, where they were summed by a contraction of another kind.
+
     ``e / (sum(e) + 1)``, ``e * m / sum(e * m)``, a product of ``e`` that is divided later, ...
     """
+    found = quotient(node)
+    if found is not None and found.sums.op_type != "ReduceSum":
+        maker = found.powers.producer()
+        assert maker is not None
+        assert maker.inputs[0] is not None
+        return Anchor(
+            node=node,
+            logits=maker.inputs[0],
+            probabilities=found.powers,
+            axis=-1,
+            nodes=(maker, found.sums, node),
+        )
     if node.op_type != "ReduceSum" or node.domain not in ("", "ai.onnx"):
         return None
     summed = node.inputs[0]
@@ -42,7 +57,7 @@ def is_like_softmax(node: ir.Node, scene: Scene) -> Anchor | None:
         return None
     axes = _reduced(node, scene, kept=False)
     powers = exponential.outputs[0]
-    if axes is None or len(axes) != 1 or _is_decomposed(powers, scene) or not _normalises(node):
+    if not axes or _is_decomposed(powers, scene) or not _normalises(node):
         return None
     if all(user is node for user, _ in (*summed.uses(), *powers.uses()) if not _shapes(user)):
         return None
@@ -50,7 +65,7 @@ def is_like_softmax(node: ir.Node, scene: Scene) -> Anchor | None:
         node=node,
         logits=exponential.inputs[0],
         probabilities=powers,
-        axis=axes[0],
+        axis=axes[-1],
         nodes=(exponential, node),
     )
 

@@ -1,48 +1,154 @@
 """Softmax whose division comes last: ``(e V) / sum(e)`` is written ``(e / sum(e)) V``.
 
 A row of ``e V`` is divided by the sum of the same row of ``e``, so the division may come first:
-then it is a softmax like any other. Done in the recogniser's copy, where the division is met.
+then it is a softmax like any other. However the sum and the product are written (a contraction with
+ones, einsum, a power of -1, other layouts between), that is told by looking: what the division
+gives must be what its numerator gives where ``e / sum(e)`` stands in place of ``e``. Done in the
+recogniser's copy, where the division is met.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from mha_export.recognise._scene import Scene
 
-_PASSED = frozenset({"Cast", "Identity", "Dropout"})
+_PRODUCTS = frozenset({"Einsum", "MatMul"})
+_MOVES = frozenset({"Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_SUMS = frozenset({"Einsum", "MatMul", "ReduceMean", "ReduceSum"})
+_ELEMENTWISE = frozenset({"Add", "Clip", "Div", "Expand", "Max", "Mul", "Pow", "Reciprocal"})
+_FAR = 8
+"""How many nodes may lie between a division and the exponentials."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Quotient:
+    """Exponentials divided by what is made of them.
+
+    Attributes:
+        node: the division. whole: its numerator. powers: the exponentials. total: the denominator.
+        product: what multiplies the exponentials on the way to the numerator, if anything does.
+        sums: what contracts the exponentials on the way to the denominator.
+    """
+
+    node: ir.Node
+    whole: ir.Value
+    total: ir.Value
+    powers: ir.Value
+    product: ir.Node | None
+    sums: ir.Node
 
 
 def divide_first(model: ir.Model, scenes: Sequence[Scene]) -> None:
-    """Move every division that comes after ``e V`` before it."""
+    """Move every division that comes after ``e V`` before it, and write its sum as a ReduceSum."""
+    if not any(node.op_type == "Exp" for node in model.graph.all_nodes()):
+        return
     moved = [_moved(node, scenes) for node in list(model.graph.all_nodes())]
     if any(moved):
         passes.RemoveUnusedNodesPass()(model)
 
 
+def quotient(node: ir.Node) -> Quotient | None:
+    """The division of exponentials by a sum of them that ``node`` is, maybe after a product."""
+    for whole, total in _quotients(node):
+        found = _exponentials(whole)
+        if found is None:
+            continue
+        powers, product = found
+        sums = _contraction(total, powers)
+        if sums is not None and sums is not product:
+            return Quotient(
+                node=node, whole=whole, total=total, powers=powers, product=product, sums=sums
+            )
+    return None
+
+
 def _moved(node: ir.Node, scenes: Sequence[Scene]) -> bool:
     """Whether ``node`` was such a division; its old nodes stay behind, unread."""
-    parts, graph = _postponed(node, scenes[0]), node.graph
-    if parts is None or graph is None:
+    found = quotient(node)
+    if found is None or node.graph is None or found.powers.producer() is None:
         return False
-    product, powers, total, values = parts
-    ahead = ir.Node("", "Div", [powers, total], name=f"{node.name}.first")
-    again = ir.Node("", "MatMul", [ahead.outputs[0], values], name=f"{product.name}.last")
-    for made, like in ((ahead, powers), (again, node.outputs[0])):
-        made.outputs[0].name = f"{made.name}:0"
-        made.outputs[0].type, made.outputs[0].shape = like.type, like.shape
-        graph.insert_before(node, made)
-    for user, place in list(node.outputs[0].uses()):
-        user.replace_input_with(place, again.outputs[0])
-    if node.outputs[0].is_graph_output():
-        _stand_in(graph, node.outputs[0], again.outputs[0])
-    for scene in scenes:
-        scene.shapes.learn(ahead)
-        scene.shapes.learn(again)
+    if found.product is None and (found.whole is not found.powers or _is_plain(found)):
+        return False
+    if found.product is not None and not _goes_on_alone(found.product, found.whole):
+        return False
+    rank = len(scenes[0].dims(found.powers) or ())
+    axis = next((a for a in reversed(range(rank)) if _is_softmax(found, a, scenes)), None)
+    if axis is None:
+        return False
+    _rewrite(found, axis, scenes)
     return True
+
+
+def _is_plain(found: Quotient) -> bool:
+    return found.sums.op_type == "ReduceSum" and found.node.op_type == "Div"
+
+
+def _is_softmax(found: Quotient, axis: int, scenes: Sequence[Scene]) -> bool:
+    """Whether the division gives what the numerator makes of normalised exponentials."""
+    random = np.random.default_rng(41)
+    for scene in scenes:
+        given: dict[ir.Value, np.ndarray] = {}
+        asked = [found.powers, *(found.product.inputs if found.product else ())]
+        for value in asked:
+            dims = None if value is None else scene.dims(value)
+            if value is None or dims is None:
+                return False
+            if value is found.powers or _passed(value) is not found.powers:
+                given[value] = random.uniform(0.5, 2.0, dims)
+        powers = given[found.powers]
+        normal = powers / powers.sum(axis=axis, keepdims=True)
+        looks = [
+            scene.context.sized(scene.shapes.sizes, contents, wide=True).array(value)
+            for contents, value in (
+                (given, found.node.outputs[0]),
+                ({**given, found.powers: normal}, found.whole),
+            )
+        ]
+        if looks[0] is None or looks[1] is None or looks[0].shape != looks[1].shape:
+            return False
+        if not np.allclose(looks[0], looks[1], rtol=1e-6, atol=0):
+            return False
+    return True
+
+
+def _rewrite(found: Quotient, axis: int, scenes: Sequence[Scene]) -> None:
+    context = scenes[0].context
+    place = found.node if found.product is None else found.product
+    if context.opset >= 13:
+        inputs: list[ir.Value | np.ndarray | None] = [found.powers, np.array([axis], np.int64)]
+        (total,) = context.derive("ReduceSum", inputs, {"keepdims": 1}, before=place)
+    else:
+        attributes = {"axes": (axis,), "keepdims": 1}
+        (total,) = context.derive("ReduceSum", [found.powers], attributes, before=place)
+    (ahead,) = context.derive("Div", [found.powers, total], before=place)
+    for made in (total, ahead):
+        if found.powers.dtype is not None:
+            made.dtype = found.powers.dtype
+        maker = made.producer()
+        assert maker is not None
+        for scene in scenes:
+            for given in maker.inputs:
+                constant = None if given is None else given.producer()
+                if constant is not None and constant.op_type == "Constant":
+                    scene.shapes.learn(constant)
+            scene.shapes.learn(maker)
+    result = ahead
+    if found.product is not None:
+        for index, value in enumerate(found.product.inputs):
+            if value is not None and _passed(value) is found.powers:
+                found.product.replace_input_with(index, ahead)
+        result = found.whole
+    old = found.node.outputs[0]
+    for user, index in list(old.uses()):
+        user.replace_input_with(index, result)
+    if old.is_graph_output() and found.node.graph is not None:
+        _stand_in(found.node.graph, old, result)
 
 
 def _stand_in(graph: ir.Graph | ir.Function, old: ir.Value, new: ir.Value) -> None:
@@ -53,58 +159,87 @@ def _stand_in(graph: ir.Graph | ir.Function, old: ir.Value, new: ir.Value) -> No
             graph.outputs[place] = new
 
 
-def _postponed(node: ir.Node, scene: Scene) -> tuple[ir.Node, ir.Value, ir.Value, ir.Value] | None:
-    """(product, e, sum, V) of ``(e V) / sum(e)``, or of the same with a reciprocal."""
-    if node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
-        return None
+def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """(numerator, what it is divided by): a Div, or a Mul with an inverse."""
+    if node.op_type not in ("Div", "Mul") or len(node.inputs) != 2 or None in node.inputs:
+        return
     left, right = node.inputs
-    pairs = [(left, right)]
-    if node.op_type == "Mul":
-        pairs = [(a, inner) for a, b in ((left, right), (right, left)) if (inner := _inverted(b))]
-    for whole, total in pairs:
-        product = None if whole is None else _passed(whole).producer()
-        summing = None if total is None else _passed(total).producer()
-        if product is None or product.op_type != "MatMul" or summing is None:
+    assert left is not None
+    assert right is not None
+    if node.op_type == "Div":
+        yield left, right
+        return
+    for whole, other in ((left, right), (right, left)):
+        maker = _passed(other).producer()
+        if maker is not None and maker.op_type in ("Reciprocal", "Pow") and maker.inputs[0]:
+            yield whole, other
+
+
+def _exponentials(whole: ir.Value) -> tuple[ir.Value, ir.Node | None] | None:
+    """The exponentials that the numerator is made of, and the product with values between."""
+    product: ir.Node | None = None
+    pending = [whole]
+    for _ in range(_FAR):
+        if not pending:
+            return None
+        value = pending.pop()
+        node = value.producer()
+        if node is None:
             continue
-        powers, values = product.inputs
-        if (
-            powers is None
-            or values is None
-            or total is None
-            or not _sums_rows(summing, powers, scene)
-        ):
-            continue
-        maker = _passed(powers).producer()
-        if maker is not None and maker.op_type == "Exp":
-            return product, powers, total, values
+        if node.op_type == "Exp":
+            return value, product
+        if node.op_type in _MOVES and node.inputs[0] is not None:
+            pending.append(node.inputs[0])
+        elif node.op_type in _PRODUCTS and product is None:
+            made = [v for v in node.inputs if v is not None]
+            powers = [v for v in made if (m := _passed(v).producer()) and m.op_type == "Exp"]
+            if len(powers) == 1:
+                product = node
+                pending.append(powers[0])
     return None
 
 
-def _inverted(value: ir.Value | None) -> ir.Value | None:
-    node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and node.op_type == "Reciprocal" else None
+def _contraction(total: ir.Value, powers: ir.Value) -> ir.Node | None:
+    """The contraction of the exponentials that the denominator is made of."""
+    pending, seen = [total], 0
+    while pending and seen < 2 * _FAR:
+        value = pending.pop()
+        seen += 1
+        node = value.producer()
+        if node is None:
+            continue
+        if node.op_type in _SUMS and any(
+            v is not None and _passed(v) is powers for v in node.inputs
+        ):
+            return node
+        if node.op_type in _MOVES:
+            pending += [v for v in node.inputs[:1] if v is not None]
+        elif node.op_type in _ELEMENTWISE:
+            pending += [v for v in node.inputs if v is not None]
+    return None
+
+
+def _goes_on_alone(product: ir.Node, whole: ir.Value) -> bool:
+    """Whether the product goes to the numerator and nowhere else."""
+    value = product.outputs[0]
+    for _ in range(_FAR):
+        users = [user for user, _ in value.uses() if user.op_type not in ("Shape", "Size")]
+        if len(users) != 1 or value.is_graph_output():
+            return False
+        if value is whole:
+            return True
+        if users[0].op_type not in _MOVES:
+            return False
+        value = users[0].outputs[0]
+    return False
 
 
 def _passed(value: ir.Value) -> ir.Value:
     """The value itself, casts and copies taken off."""
     while True:
         node = value.producer()
-        if node is None or node.op_type not in _PASSED or node.inputs[0] is None:
+        if node is None or node.op_type not in ("Cast", "Dropout", "Identity"):
+            return value
+        if node.inputs[0] is None:
             return value
         value = node.inputs[0]
-
-
-def _sums_rows(node: ir.Node, powers: ir.Value, scene: Scene) -> bool:
-    """Whether ``node`` sums ``powers`` over its last axis and keeps that axis."""
-    source = node.inputs[0] if node.inputs else None
-    if node.op_type != "ReduceSum" or source is None or _passed(source) is not _passed(powers):
-        return False
-    axes = node.attributes.get_ints("axes", None)
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    if given is not None:
-        stored = ir.convenience.get_const_tensor(given)
-        axes = None if stored is None else [int(n) for n in stored.numpy().reshape(-1)]
-    if axes is None or len(axes) != 1 or not node.attributes.get_int("keepdims", 1):
-        return False
-    dims = scene.dims(powers)
-    return axes[0] == -1 or (dims is not None and axes[0] == len(dims) - 1)

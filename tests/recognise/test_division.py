@@ -1,0 +1,80 @@
+"""Exponentials divided by their sum, however it is written; and what is no softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from mha_export.recognise import Rejection, recognise
+
+GRAPH = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float[batch,4,seq,8] q, float[batch,4,keys,8] k, float[batch,4,keys,8] v)
+  => (float[batch,4,seq,8] y)
+{{
+  kt = Transpose<perm = [0, 1, 3, 2]>(k)
+  raw = MatMul(q, kt)
+  scale = Constant<value_float = 0.25>()
+  scores = Mul(raw, scale)
+  last = Constant<value_ints = [-1]>()
+  one = Constant<value_float = 1.0>()
+  e = Exp(scores)
+  {body}
+}}"""
+PRODUCT = "w = MatMul(e, v)\n  "
+SUM = "t = ReduceSum<keepdims = 1>(e, last)\n  "
+EINSUM = """t0 = Einsum<equation = "bhij->bhi">(e)
+  t = Unsqueeze(t0, last)
+  """
+ATTENTIONS = {
+    "divided late": PRODUCT + SUM + "y = Div(w, t)",
+    "sum without its axis": PRODUCT + "t0 = ReduceSum<keepdims = 0>(e, last)\n"
+    "  t = Unsqueeze(t0, last)\n  y = Div(w, t)",
+    "product by einsum": 'w = Einsum<equation = "bhij,bhjd->bhid">(e, v)\n  '
+    + SUM + "y = Div(w, t)",
+    "sum by einsum": PRODUCT + EINSUM + "y = Div(w, t)",
+    "divided first by a sum by einsum": EINSUM + "p = Div(e, t)\n  y = MatMul(p, v)",
+    "contracted with ones": PRODUCT + "to = Shape(v)\n  ones = Expand(one, to)\n"
+    "  t = MatMul(e, ones)\n  y = Div(w, t)",
+    "a power of minus one": PRODUCT + SUM + "m = Constant<value_float = -1.0>()\n"
+    "  r = Pow(t, m)\n  y = Mul(w, r)",
+    "in another layout": PRODUCT + SUM + "wt = Transpose<perm = [0, 2, 1, 3]>(w)\n"
+    "  tt = Transpose<perm = [0, 2, 1, 3]>(t)\n  yt = Div(wt, tt)\n"
+    "  y = Transpose<perm = [0, 2, 1, 3]>(yt)",
+}  # fmt: skip
+OTHERS = {
+    "divided by the mean": PRODUCT + "t = ReduceMean<keepdims = 1>(e, last)\n  y = Div(w, t)",
+    "one more": PRODUCT + SUM + "u = Add(t, one)\n  y = Div(w, u)",
+    "one more by einsum": PRODUCT + EINSUM + "u = Add(t, one)\n  y = Div(w, u)",
+    "a sum over queries and keys": PRODUCT + "h = Constant<value_ints = [2, 3]>()\n"
+    "  t = ReduceSum<keepdims = 1>(e, h)\n  y = Div(w, t)",
+    "contracted with twos": PRODUCT + "to = Shape(v)\n  two = Constant<value_float = 2.0>()\n"
+    "  ones = Expand(two, to)\n  t = MatMul(e, ones)\n  y = Div(w, t)",
+    "something added before": PRODUCT + SUM + "x = Add(w, one)\n  y = Div(x, t)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_a_softmax_however_it_divides(
+    name: str, random_feeds: Callable[..., Any], assert_sound: Callable[..., None]
+) -> None:
+    model = ir.from_onnx_text(GRAPH.format(body=ATTENTIONS[name]))
+    recognition = recognise(model)
+    (site,) = recognition.verdicts
+    assert site.verdict == "attention", site.to_json()["reason"]
+    assert_sound(recognition, random_feeds(model))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_divides_otherwise_is_said_to(name: str) -> None:
+    (verdict,) = recognise(ir.from_onnx_text(GRAPH.format(body=OTHERS[name]))).verdicts
+    assert isinstance(verdict, Rejection)
+    assert verdict.reason.code == "normalised-otherwise"
+
+
+def test_a_sigmoid_is_no_softmax() -> None:
+    body = "u = Add(e, one)\n  p = Div(e, u)\n  y = MatMul(p, v)"
+    assert not recognise(ir.from_onnx_text(GRAPH.format(body=body))).verdicts
