@@ -70,7 +70,7 @@ def with_quantised_weights(model: ir.Model, name: str) -> ir.Model:
     )
     logging.getLogger(MatMulNBitsQuantizer.__module__).setLevel(logging.ERROR)  # a line a node
     quantiser.process()
-    made = ir.from_proto(_each_once(quantiser.model.model))
+    made: ir.Model = ir.from_proto(_each_once(quantiser.model.model))
     done = _count(made, "DequantizeLinear") if kind.qdq else before - _count(made, "MatMul")
     if not done:
         raise InputError(
