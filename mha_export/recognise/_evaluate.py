@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.evaluator import Evaluator
+from mha_export.recognise._evaluate_bodies import holders_of
 from mha_export.recognise._evaluate_contents import attributes_of
 from mha_export.recognise._evaluate_view import SHAPE_ONLY, SizedView
 
@@ -55,6 +56,7 @@ class Context:
         self._literals: dict[ir.Value, np.ndarray | None] = {}
         self._signatures: dict[tuple[object, ir.Value], int] = {}
         self._interned: dict[object, int] = {}
+        self._holders = holders_of(model)
         self._base = self.sized({})
 
     def sized(
@@ -101,6 +103,7 @@ class Context:
             opset=self.opset,
             evaluator=self.evaluator,
             literals=self._literals,
+            holders=self._holders,
             known=known,
         )
 

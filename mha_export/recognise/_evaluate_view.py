@@ -16,6 +16,7 @@ import onnx_ir as ir
 from mha_export.errors import MhaExportError
 from mha_export.evaluator import Evaluator
 from mha_export.recognise import _evaluate_shapes as shapes
+from mha_export.recognise._evaluate_bodies import shape_given, shape_returned
 from mha_export.recognise._evaluate_contents import (
     CONTRIBUTED,
     ELEMENTWISE,
@@ -62,6 +63,7 @@ class SizedView:
         wide: compute in float64 whatever float type the graph casts to: laws are then compared
             without rounding.
         opset: version of the default domain.
+        holders: the node that each body belongs to.
         literals: what initializers and Constant nodes hold; shared by the views of one graph.
         known: a view at the same sizes, whose shapes are taken over.
     """
@@ -75,9 +77,11 @@ class SizedView:
         opset: int,
         evaluator: Evaluator | None,
         literals: dict[ir.Value, np.ndarray | None] | None = None,
+        holders: Mapping[ir.Graph, ir.Node] | None = None,
         known: SizedView | None = None,
     ) -> None:
         self._literals = {} if literals is None else literals
+        self._holders = holders or {}
         self._sizes = sizes
         self._wide = wide
         self._opset = opset
@@ -134,8 +138,10 @@ class SizedView:
             return tuple(value.const_value.shape.numpy())
         known = self._annotated(value)
         node = value.producer()
-        if known is not None or node is None:
+        if known is not None:
             return known
+        if node is None:
+            return (yield from shape_given(value, self._holders))
         index = value.index() or 0
         if node.op_type == "Constant":
             constant = self._literal(value)
@@ -149,6 +155,8 @@ class SizedView:
         if node.op_type == "If":
             taken = yield from self._taken(node)
             return None if taken is None else (yield ("shape", taken.outputs[index]))
+        if node.op_type in ("Loop", "Scan"):
+            return (yield from shape_returned(node, index))
         found = yield from _input_shapes(node)
         if node.op_type in ELEMENTWISE:
             pairs = zip(node.inputs, found, strict=True)
