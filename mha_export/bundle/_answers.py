@@ -19,6 +19,8 @@ from mha_export.measure.model_inputs import model_cases
 from mha_export.measure.reference_run import Expected, ModelReference, OutputBounds
 
 FOLDER = "answers"
+LONGER = "longer"
+"""Of 37 tokens: from 32 on some runtimes take another kernel, and on some devices a wrong one."""
 _ALIGNMENT = 16
 
 
@@ -37,7 +39,9 @@ def make_answers(model: ir.Model, folder: Path, *, seed: int = 0) -> Answers:
         InputError: the model runs on none of the inputs.
     """
     reference = ModelReference(model)
-    expected = reference.expected_battery(model_cases(model, seed=seed, quick=True))
+    quick = {case.name for case in model_cases(model, seed=seed, quick=True)}
+    chosen = (case for case in model_cases(model, seed=seed) if case.name in quick | {LONGER})
+    expected = reference.expected_battery(tuple(chosen))
     good = [item for item in expected if item.problem is None]
     if not good:
         raise InputError(

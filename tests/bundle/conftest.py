@@ -28,10 +28,11 @@ ENCODER = AttentionSpec(
 )
 
 
-def make_export(folder: Path, *targets: str) -> Path:
+def make_export(folder: Path, *targets: str, form: str | None = None) -> Path:
     model = folder / "encoder.onnx"
     build_graph(ENCODER, output=model, flags={"weights": "random", "form": "primitive"})
-    result = export_model(model, targets=targets, out=folder / "export")
+    settings = ExportSettings(form=form)
+    result = export_model(model, targets=targets, out=folder / "export", settings=settings)
     assert result.ok, result.notices
     return folder / "export"
 

@@ -56,7 +56,8 @@ def test_what_is_in_it(made: Path) -> None:
         assert set(variant.attention_nodes) <= nodes
         assert variant.evidence["proofs"]["sites"] == 1
     assert manifest.cache is None
-    assert [case.name for case in manifest.answers] == ["ordinary", "holes"]
+    assert [case.name for case in manifest.answers] == ["ordinary", "holes", "longer"]
+    assert max(t.shape[1] for case in manifest.answers for t in case.inputs) >= 32
 
 
 def test_the_fused_node_says_what_it_is(made: Path) -> None:
