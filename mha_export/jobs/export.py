@@ -52,6 +52,7 @@ from mha_export.rewrite import (
     rewrite,
     with_dtype,
     with_opset,
+    with_own_sines,
     with_quantised_weights,
 )
 from mha_export.spec import AttentionSpec, DType
@@ -233,7 +234,7 @@ class _Exporter:
         recognition = self.recognition_at(opset)
         evaluator, *stand_ins = _evaluators_for(destination.target)
         self._progress(f"rewriting for {destination.stem}, proofs on {evaluator.name}")
-        return rewrite(
+        done = rewrite(
             recognition,
             lambda site: self._choose(destination, site, opset),
             evaluator=evaluator,
@@ -241,6 +242,9 @@ class _Exporter:
             loads=lambda model: check.refusal(model, destination.loaders()),
             settings=RewriteSettings(seed=self._settings.seed),
         )
+        if not getattr(destination.target, "coarse_sines", False):
+            return done
+        return replace(done, model=with_own_sines(done.model)[0])
 
     def _opset_for(self, destination: _Destination) -> int:
         if self._source.opset is not None:

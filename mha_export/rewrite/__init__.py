@@ -16,6 +16,7 @@ from mha_export.rewrite.opset import with_opset
 from mha_export.rewrite.precision import with_dtype
 from mha_export.rewrite.quantised import WEIGHT_KINDS, with_quantised_weights
 from mha_export.rewrite.selection import choose_form
+from mha_export.rewrite.sines import with_own_sines
 
 __all__ = [
     "WEIGHT_KINDS",
@@ -30,5 +31,6 @@ __all__ = [
     "rewrite",
     "with_dtype",
     "with_opset",
+    "with_own_sines",
     "with_quantised_weights",
 ]

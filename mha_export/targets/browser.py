@@ -32,6 +32,8 @@ class BrowserTarget:
     """Not a number format but the provider: the two columns a browser has."""
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 25
+    coarse_sines = True
+    """In WGSL a sine may be off by 2^-11, and one file serves both providers."""
 
     def availability(self) -> Availability:
         return javascript_availability(

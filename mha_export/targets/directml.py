@@ -35,6 +35,8 @@ class DirectMlTarget:
     precisions: tuple[str, ...] = ()
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 22
+    coarse_sines = True
+    """Direct3D allows a sine to be off by 0.0008."""
     probe_seconds = 600.0
     """Under Wine every shape compiles its shaders anew, in software."""
 

@@ -42,6 +42,8 @@ class WebGpuTarget:
     precisions: tuple[str, ...] = ()
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 24
+    coarse_sines = True
+    """WGSL allows a sine to be off by 2^-11, and says nothing of angles beyond pi."""
 
     def availability(self) -> Availability:
         try:
