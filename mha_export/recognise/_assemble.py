@@ -35,16 +35,32 @@ _DTYPES = {
 }
 
 
+def _disagreement(drafts: Sequence[Draft]) -> Reason:
+    """What is another at other batch and sequence lengths."""
+    draft = drafts[0]
+    found: dict[str, list[float]] = {
+        "q_heads": [d.roles.q_heads for d in drafts],
+        "kv_heads": [d.kv_heads for d in drafts],
+        "head_dim": [d.head_dim for d in drafts],
+        "v_head_dim": [d.v_head_dim for d in drafts],
+        "scale": [d.scale for d in drafts],
+    }
+    varying = [name for name, numbers in found.items() if len(set(numbers)) > 1]
+    numbers = [f"{name} is {' or '.join(map(str, found[name]))}" for name in varying]
+    what = "; ".join(numbers) or "its operands are other values"
+    return Reason(
+        code=f"{varying[0].replace('_', '-')}-varies" if varying else "sizes-disagree",
+        message=f"the attention reads differently at other batch and sequence lengths: {what}",
+        value=draft.anchor.probabilities.name,
+        nodes=(draft.anchor.node.name or draft.anchor.node.op_type,),
+    )
+
+
 def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     """The site that drafts at every choice of sizes agree on."""
     draft = drafts[0]
     if any(other.signature() != draft.signature() for other in drafts[1:]):
-        return Reason(
-            code="sizes-disagree",
-            message="the attention reads differently at other batch and sequence lengths",
-            value=draft.anchor.probabilities.name,
-            nodes=(draft.anchor.node.name or draft.anchor.node.op_type,),
-        )
+        return _disagreement(drafts)
     policy = policy_afterwards(draft, scenes[0])
     if isinstance(policy, Reason):
         return policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -208,6 +209,18 @@ def test_odd_head_widths(choices: Choices, random_feeds: Random, assert_sound: S
     assert_sound(recognition, random_feeds(model))
 
 
+def test_a_head_width_that_is_no_number_is_named() -> None:
+    g = Sketch()
+    query, key, value = (g.input(name, [BATCH, HEADS, QUERIES, "width"]) for name in "qkv")
+    root = g.op("Sqrt", g.op("Cast", g.size(query, 3), to=1))
+    scores = g.op("Div", g.matmul(query, g.transpose(key, 0, 1, 3, 2)), root)
+    g.output(g.matmul(g.op("Softmax", scores, axis=-1), value), "y")
+    (verdict,) = recognise(g.model()).verdicts
+    assert isinstance(verdict, Rejection)
+    assert verdict.reason.code == "head-dim-varies"
+    assert "head_dim is 3 or 5" in verdict.reason.message
+
+
 def test_softmax_of_old_opsets_over_flattened_scores(
     random_feeds: Random, assert_sound: Sound
 ) -> None:
@@ -252,6 +265,28 @@ def test_keys_read_by_two_layers_are_shared(random_feeds: Random, assert_sound: 
     first, second = recognition.sites
     assert (first.spec.kv_source, second.spec.kv_source) == ("own", first.id)
     assert_sound(recognition, random_feeds(model))
+
+
+def test_weights_of_over_2_gb_are_left_on_disk(tmp_path: Path) -> None:
+    rows = (1 << 31) // (4 * WIDTH) + 1
+    with (tmp_path / "table.bin").open("wb") as file:
+        file.truncate(rows * 4 * WIDTH)  # sparse: nothing is written
+    tensor = ir.ExternalTensor(
+        "table.bin", 0, rows * 4 * WIDTH, ir.DataType.FLOAT, shape=ir.Shape([rows, WIDTH]),
+        name="table", base_dir=tmp_path,
+    )  # fmt: skip
+    g = Sketch()
+    table = ir.Value(name="table", const_value=tensor, shape=tensor.shape)
+    table.type = ir.TensorType(ir.DataType.FLOAT)
+    g.weights.append(table)
+    x = g.op("Gather", table, g.input("ids", [BATCH, QUERIES], INT64))
+    query, key, value = (heads(g, x) for _ in range(3))
+    weights = g.op("Softmax", scored(g, query, key), axis=-1)
+    g.output(merged(g, g.matmul(weights, value)), "y")
+    model = g.model()
+    site = only_site(recognise(model))
+    assert site.replaceable
+    assert tensor.raw is None
 
 
 def router(g: Sketch, x: ir.Value) -> ir.Value:
