@@ -70,7 +70,7 @@ def _room(past: Mapping[str, np.ndarray], cache: CacheLayout) -> int:
     """Tokens there is room for: a graph may fix the length of its static cache."""
     if cache.growth == "concat":
         return PROMPT + TOKENS
-    return min(past[tensor.past].shape[tensor.axis] for tensor in cache.tensors)
+    return int(min(past[tensor.past].shape[tensor.axis] for tensor in cache.tensors))
 
 
 def step_inputs(
