@@ -60,7 +60,7 @@ def read_mask(
     if not terms:
         return MaskReading()
     subject = Subject(
-        terms=tuple(step for term in terms for step in _summands(context, term)),
+        terms=_steps(context, terms),
         scores=scores,
         heads=heads,
         permutation=None if permutation is None else tuple(permutation),
@@ -108,11 +108,23 @@ def _key(subject: Subject, plans: Sequence[masks_sizes.Sizes]) -> tuple[object, 
     return ("mask", *terms, *shapes, subject.heads, subject.permutation, subject.cached)
 
 
-def _summands(context: Context, term: MaskTerm) -> Iterator[MaskTerm]:
+def _steps(context: Context, terms: Sequence[MaskTerm]) -> tuple[MaskTerm, ...]:
+    """The terms taken apart, as far as that is the same.
+
+    Two finite fills stay additions: where both hide, their sum is lower than either.
+    """
+    apart = tuple(step for term in terms for step in _summands(context, term, finite=True))
+    fills = [step for step in apart if step.fill is not None and step.fill != -np.inf]
+    if len(fills) < 2 or len(apart) == len(terms) == 1:
+        return apart
+    return tuple(step for term in terms for step in _summands(context, term, finite=False))
+
+
+def _summands(context: Context, term: MaskTerm, *, finite: bool) -> Iterator[MaskTerm]:
     """The steps an addition is made of: a learned bias and the mask it was merged with.
 
     ``a + b`` is two additions; ``where(keep, a, fill)`` with a fill that absorbs every score is the
-    addition of ``a`` and then a step that hides.
+    addition of ``a`` and then a step that hides; a finite one only with ``finite``.
     """
     node = term.value.producer()
     if term.kind != "additive" or node is None:
@@ -120,7 +132,7 @@ def _summands(context: Context, term: MaskTerm) -> Iterator[MaskTerm]:
     elif node.op_type in ("Add", "Sum"):
         for value in node.inputs:
             if value is not None:
-                yield from _summands(context, replace(term, value=value))
+                yield from _summands(context, replace(term, value=value), finite=finite)
     elif node.op_type == "Where":
         condition, yes, no = node.inputs
         assert condition is not None
@@ -130,9 +142,11 @@ def _summands(context: Context, term: MaskTerm) -> Iterator[MaskTerm]:
             number = context.literal(fill)
             if number is None or number.size != 1 or not number.item() <= ABSORBING:
                 continue
+            if not finite and np.isfinite(number.item()):
+                continue
             zero = context.literal(other)
             if zero is None or zero.any():
-                yield from _summands(context, replace(term, value=other))
+                yield from _summands(context, replace(term, value=other), finite=finite)
             yield MaskTerm(value=condition, kind=kind, fill=float(number.item()))
             return
         yield term
@@ -150,14 +164,17 @@ def _read_with_rest(
     plans: list[masks_sizes.Sizes],
     anchor: ir.Node,
 ) -> MaskReading | None:
-    """All terms together; else those that are masks by themselves, the additions left over."""
+    """All terms together; else those that are masks by themselves, the additions left over.
+
+    An addition that hides with a number that scores can outbid is left over as well.
+    """
     whole = _read(subject, inputs, plans, anchor)
     if whole is not None or len(subject.terms) == 1:
         return whole
     named, rest = list[MaskTerm](), list[MaskTerm]()
     for term in subject.terms:
         alone = replace(subject, terms=(term,))
-        is_rest = term.kind == "additive" and _read(alone, inputs, plans, anchor) is None
+        is_rest = term.kind == "additive" and _adds(_read(alone, inputs, plans, anchor))
         (rest if is_rest else named).append(term)
     if not named or not rest:
         return None
@@ -165,6 +182,13 @@ def _read_with_rest(
     if reading is None or not reading.hides:
         return None
     return replace(reading, rest=tuple(rest))
+
+
+def _adds(reading: MaskReading | None) -> bool:
+    """Whether an addition is no mask, or one whose fill is a number of the size of scores."""
+    if reading is None:
+        return True
+    return isinstance(reading.fill, float) and reading.fill > ABSORBING
 
 
 def _read(
