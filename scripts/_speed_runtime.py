@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _speed_models import token_arrays, torch_model
 from _speed_work import Plan
 
 from mha_export.forms._weights import random_weights
@@ -87,6 +88,8 @@ def _ready(plan: Plan) -> Loaded:
 def arrays_of(plan: Plan) -> dict[str, np.ndarray]:
     """The same numbers for every candidate of a piece of work."""
     work, rng = plan.work, np.random.default_rng(plan.seed + 1)
+    if work.kind == "model":
+        return token_arrays(work, plan.file, plan.seed)
 
     def draw(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32)
@@ -125,10 +128,9 @@ def _on_ort(plan: Plan) -> Loaded:
     binding = session.io_binding()
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
-    binding.bind_output("output")
-    for value in session.get_outputs():
-        if value.name == "output":
-            continue
+    first, *others = session.get_outputs()
+    binding.bind_output(first.name)
+    for value in others:
         if plan.candidate.in_place:
             binding.bind_ortvalue_output(value.name, values[value.name.replace("present", "past")])
         else:
@@ -154,7 +156,7 @@ def _on_openvino(plan: Plan) -> Loaded:
     arrays = arrays_of(plan)
     return Loaded(
         times=lambda repeats, warmup: session.time(arrays, repeats=repeats, warmup=warmup),
-        output=lambda: session.run(arrays)["output"],
+        output=lambda: next(iter(session.run(arrays).values())),
     )
 
 
@@ -177,7 +179,12 @@ def _on_torch(plan: Plan) -> Loaded:
 
     torch.set_num_threads(plan.threads)
     arrays = {name: torch.from_numpy(array) for name, array in arrays_of(plan).items()}
-    run = _torch_decode(plan, arrays) if plan.work.kind == "decode" else _torch_layer(plan, arrays)
+    if plan.work.kind == "model":
+        run = torch_model(plan.work, arrays)
+    elif plan.work.kind == "decode":
+        run = _torch_decode(plan, arrays)
+    else:
+        run = _torch_layer(plan, arrays)
     if plan.candidate.runtime == "torch:compile":
         run = torch.compile(run)
     held: list[Any] = []

@@ -16,12 +16,21 @@ def summary(cell: Cell) -> list[str]:
     ours = best.get("ours")
     if ours is None:
         return []
+    if cell["work"]["kind"] == "model":
+        return [f"tokens per second: {tokens_per_second(cell)}"]
     parts = [
         f"{_ratio(ours, other):.2f} of {other['name']}"
         for other in (best.get("raw"), best.get("fused"), best.get("torch"))
         if other is not None
     ]
     return [f"best of ours on ONNX Runtime: {ours['name']}: {', '.join(parts)}"]
+
+
+def tokens_per_second(cell: Cell) -> str:
+    """Of a whole model: everyone's."""
+    tokens = cell["work"]["length"] * cell["work"]["batch"]
+    timed = [row for row in cell["candidates"] if row.get("latency_ms")]
+    return ", ".join(f"{row['name']} {1e3 * tokens / _p50(row):.0f}" for row in timed)
 
 
 def best_of(cell: Cell, *, runtimes: tuple[str, ...]) -> dict[str, Cell]:
@@ -97,6 +106,8 @@ def _details(record: dict[str, Any]) -> list[str]:
                 f"| {row['name']} | {latency['p50']:.2f} | {latency['p10']:.2f} | "
                 f"{latency['p90']:.2f} | {of_raw} | {interval} | {row['peak_rss_mb'] or 0:.0f} |"
             )
+        if cell["work"]["kind"] == "model":
+            lines += ["", f"Tokens per second: {tokens_per_second(cell)}."]
         lines.append("")
     return lines
 

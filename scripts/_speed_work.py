@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from _speed_models import is_decoder, model_file
 
 from mha_export.forms import FormParams, build_model, form_named
 from mha_export.spec import (
@@ -31,21 +33,25 @@ class Work:
 
     Attributes:
         kind: ``encoder`` and ``prefill``, one layer with its projections (causal in the second),
-            or ``decode``, one token without them.
+            ``decode``, one token without them, or ``model``, all of a Hugging Face folder.
         length: tokens of the prompt; or keys a decode step sees, the new one included.
         window: tokens a query sees, itself included; 0 for all.
+        model: the folder.
     """
 
     kind: str
     length: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
+    q_heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
     window: int = 0
     batch: int = 1
+    model: str = ""
 
     @property
     def name(self) -> str:
+        if self.kind == "model":
+            return f"{Path(self.model).name}, {self.length} tokens"
         window = f" window {self.window}" if self.window else ""
         heads = f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"
         batch = f" batch {self.batch}" if self.kind == "encoder" else ""
@@ -126,6 +132,8 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
     """Everyone who may try; a form that refuses the work is left out by :func:`plan`."""
     if work.kind == "decode":
         return _decoders()
+    if work.kind == "model":
+        return _models()
     found = [
         Candidate(name=RAW, runtime="cpu", family="raw", form="primitive"),
         *_peers(),
@@ -147,6 +155,19 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
         )
         found += _tiled(work, runtime, tiles)
     return [*found, _products()]
+
+
+def _models() -> list[Candidate]:
+    """As exported on each runtime, after the peers, and as we rewrite it where nobody says how."""
+    return [
+        Candidate(name=RAW, runtime="cpu", family="raw"),
+        *(replace(peer, form="") for peer in _peers()),
+        Candidate(name="ours, default", runtime="cpu", family="ours"),
+        Candidate(name="torch", runtime="torch", family="torch"),
+        Candidate(name="torch, compiled", runtime="torch:compile", family="torch"),
+        Candidate(name="openvino, as exported", runtime="openvino", family="fused"),
+        Candidate(name="openvino, ours", runtime="openvino", family="ours"),
+    ]
 
 
 def _tiled(work: Work, runtime: str, tiles: list[int]) -> list[Candidate]:
@@ -241,6 +262,15 @@ def _decoders() -> list[Candidate]:
 def plan(work: Work, candidate: Candidate, folder: Path, *, threads: int, seed: int) -> Plan | str:
     """The candidate's graph on disk, or why its form cannot state the work."""
     file = None
+    if work.kind == "model" and candidate.family != "torch":
+        made = model_file(work, candidate)
+        if isinstance(made, str):
+            return made
+        file = made
+        if candidate.peer:
+            file = made.with_name(f"{candidate.peer}.onnx")
+            shutil.copy(made, file)
+            _rewrite(file, candidate.peer, work)
     if candidate.form:
         form, params = (
             form_named(candidate.form),
@@ -277,7 +307,9 @@ def _rewrite(file: Path, peer: str, work: Work) -> None:
     if peer == "ort-optimizer":
         from onnxruntime.transformers.optimizer import optimize_model
 
-        kind = "bert" if work.kind == "encoder" else "gpt2"
+        encodes = not is_decoder(Path(work.model)) if work.model else work.kind == "encoder"
+        kind = "bert" if encodes else "gpt2"
+        # 0, of a whole model: the tool finds them itself.
         fused = optimize_model(str(file), kind, num_heads=work.q_heads, hidden_size=work.width)
         fused.save_model_to_file(str(file))
         return
@@ -296,8 +328,12 @@ def works(
     heads: dict[str, tuple[int, int, int]],
     encoder: list[int],
     batches: list[int],
+    models: list[tuple[str, int]],
 ) -> list[Work]:
-    """One piece of work a length; ``window``: its width and the length of its prompt."""
+    """One piece of work a length; ``window``: its width and the length of its prompt.
+
+    ``models``: folders, each with a number of tokens.
+    """
     fields = {
         kind: dict(zip(("q_heads", "kv_heads", "head_dim"), sizes, strict=True))
         for kind, sizes in heads.items()
@@ -311,4 +347,5 @@ def works(
     if window:
         width, length = window
         found.append(Work(kind="prefill", length=length, window=width, **fields["prefill"]))
-    return found + [Work(kind="decode", length=n, **fields["decode"]) for n in decode]
+    found += [Work(kind="decode", length=n, **fields["decode"]) for n in decode]
+    return found + [Work(kind="model", model=model, length=n) for model, n in models]
