@@ -70,7 +70,8 @@ class ModelReference:
     Args:
         model: the original graph. It is not changed.
         precision: what the implementation under test computes in (``f32``, ``f16``, ``bf16``),
-            where it was told to; None: what the graph says.
+            where it was told to; None, or what is no number format (the provider of a browser):
+            what the graph says.
         seeds: how many randomly rounded runs.
     """
 
@@ -79,8 +80,9 @@ class ModelReference:
     ) -> None:
         self._model = model
         self._seeds = tuple(seeds)
-        self._of = {} if precision else _value_dtypes(model)
-        self.dtype = _PRECISION[precision] if precision else _model_dtype(model)
+        told = _PRECISION.get(precision or "")
+        self._of = {} if told else _value_dtypes(model)
+        self.dtype = told or _model_dtype(model)
         self._wide, why = _widened(model)
         self._ort = PlainOrt.of(model)
         self._sessions: dict[str, ReferenceSession] = {}
