@@ -154,7 +154,7 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
             )
         )
         found += _tiled(work, runtime, tiles)
-    return [*found, _products()]
+    return [*found, _products()] if work.kind == "prefill" else found
 
 
 def _models() -> list[Candidate]:
@@ -200,7 +200,7 @@ def _tiled(work: Work, runtime: str, tiles: list[int]) -> list[Candidate]:
 def _products() -> Candidate:
     """The projections and the tiles' two products without mask and softmax: what plain ops need."""
     return Candidate(
-        name="floor: products alone",
+        name="products alone, plain ops",
         runtime="cpu",
         family="floor",
         form="tiled",
@@ -255,7 +255,7 @@ def _decoders() -> list[Candidate]:
             name="openvino grouped, concat", runtime="openvino", family="ours", form="grouped"
         ),
         Candidate(name="torch SDPA", runtime="torch", family="torch"),
-        Candidate(name="floor: keys and values read", runtime="read", family="floor"),
+        Candidate(name="keys and values read", runtime="read", family="floor"),
     ]
 
 

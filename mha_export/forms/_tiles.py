@@ -40,6 +40,7 @@ from mha_export.spec import AttentionSpec
 DEFAULT_TILES = 8
 """Tiles where the query length is not known while emitting, and the least for long queries."""
 MOST_DEFAULT_TILES = 32
+"""Of a static length without a window."""
 MOST_TILES = 256
 _ROWS = 128
 _SHORT_ROWS = 64
@@ -48,13 +49,15 @@ _SHORT_ROWS = 64
 def default_tiles(spec: AttentionSpec) -> int:
     """How many tiles a spec gets where nobody says.
 
-    Static lengths: tiles of 64 rows up to 8 of them, then of 128 up to 32, then longer ones.
-    Dynamic lengths: 8. A row block shorter than that leaves a matrix product too little to do.
+    Static lengths: tiles of 64 rows up to 8 of them, then of 128 up to 32 (64 in a window, where a
+    shorter tile reads fewer keys), then longer ones. Dynamic lengths: 8. A row block shorter than that leaves a matrix product too little to do.
     """
     if not isinstance(spec.q_len, int):
         return DEFAULT_TILES
     few = math.ceil(spec.q_len / _SHORT_ROWS)
-    many = min(math.ceil(spec.q_len / _ROWS), MOST_DEFAULT_TILES)
+    windowed = spec.mask.left_window is not None
+    most = 2 * MOST_DEFAULT_TILES if windowed else MOST_DEFAULT_TILES
+    many = min(math.ceil(spec.q_len / _ROWS), most)
     return max(1, min(few, DEFAULT_TILES), many)
 
 

@@ -530,6 +530,13 @@ def test_default_tiles(length: int | str, tiles: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("length", "tiles"), [("s", 8), (64, 1), (4096, 32), (8192, 64), (16384, 64)]
+)
+def test_default_tiles_of_a_window(length: int | str, tiles: int) -> None:
+    assert default_tiles(_spec(q_len=length, kv_len=length, mask=_causal(left_window=9))) == tiles
+
+
+@pytest.mark.parametrize(
     ("options", "feature"),
     [
         ({"tiles": 0}, "tiles"),
