@@ -50,7 +50,8 @@ def default_tiles(spec: AttentionSpec) -> int:
     """How many tiles a spec gets where nobody says.
 
     Static lengths: tiles of 64 rows up to 8 of them, then of 128 up to 32 (64 in a window, where a
-    shorter tile reads fewer keys), then longer ones. Dynamic lengths: 8. A row block shorter than that leaves a matrix product too little to do.
+    shorter tile reads fewer keys), then longer ones. Dynamic lengths: 8. A row block shorter than
+    that leaves a matrix product too little to do.
     """
     if not isinstance(spec.q_len, int):
         return DEFAULT_TILES
