@@ -1,6 +1,6 @@
 """Layout ops that undo each other around freshly emitted nodes.
 
-Only five laws, each true for every input:
+Only six laws, each true for every input:
 
 1. ``Transpose(Transpose(x, p), q) = Transpose(x, p[q])``, and nothing where that is the identity.
 2. ``Reshape(Reshape(x, a), c) = Reshape(x, c)`` where every dimension that c copies (a 0) is the
@@ -8,6 +8,7 @@ Only five laws, each true for every input:
 3. ``Reshape(x, c) = x`` where the result has x's own shape.
 4. ``Expand(x, s) = x`` where the result has x's own shape.
 5. ``Cast(x, type of x) = x``; ``Identity(x) = x``.
+6. ``Concat(x) = x``: what an exporter leaves of a cache beside the emitted nodes that read it.
 
 And one of sharing: two emitted nodes with the same operator, attributes and inputs are one node
 (sites that share a mask expand it once), two small equal constants one constant.
@@ -59,7 +60,7 @@ def tidy_layouts(model: ir.Model, emitted: Iterable[ir.Node], sizes: Sizes) -> N
     emitted = list(emitted)
     _share_constants(model.graph, emitted)
     _share_nodes(emitted)
-    pending = _with_readers(emitted)
+    pending = [*_with_readers(emitted), *_beside(emitted)]
     while pending:
         node = pending.pop(0)
         if node.graph is None or node.domain != "":
@@ -111,6 +112,19 @@ def _with_readers(nodes: Iterable[ir.Node]) -> list[ir.Node]:
             for reader, _ in value.uses():
                 found.setdefault(reader)
     return list(found)
+
+
+def _beside(emitted: list[ir.Node]) -> list[ir.Node]:
+    """Other readers of the graph inputs that emitted nodes read."""
+    read = dict.fromkeys(value for node in emitted for value in node.inputs if value is not None)
+    own = set(emitted)
+    return [
+        reader
+        for value in read
+        if value.is_graph_input()
+        for reader, _ in value.uses()
+        if reader not in own
+    ]
 
 
 def _no_law(node: ir.Node, sizes: Sizes) -> bool:
@@ -187,7 +201,12 @@ def _identity(node: ir.Node, sizes: Sizes) -> bool:
     return _bypass(node, node.inputs[0])
 
 
+def _concat(node: ir.Node, sizes: Sizes) -> bool:
+    return len(node.inputs) == 1 and _bypass(node, node.inputs[0])
+
+
 _LAWS = {
+    "Concat": _concat,
     "Transpose": _transpose,
     "Reshape": _reshape,
     "Expand": _expand,
