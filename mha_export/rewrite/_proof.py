@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from mha_export.bounds import numpy_dtype
 from mha_export.cases import Battery, Case, cases
-from mha_export.errors import MhaExportError
+from mha_export.errors import InputError, MhaExportError
 from mha_export.evaluator import Evaluator
 from mha_export.recognise import Site
 from mha_export.recognise._evaluate import Context
@@ -74,6 +74,8 @@ class Prover:
             proof = self._run(shown, choice)
         except UnfeedableError as error:
             proof = self._failed(f"the site cannot be run on its own: {error}")
+        except InputError as error:
+            proof = self._failed(f"no inputs can be made for it: {error.what}")
         self._known[key] = (site.id, proof)
         return proof
 

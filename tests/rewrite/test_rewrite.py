@@ -353,3 +353,21 @@ def test_a_site_inside_a_branch_is_rewritten_there(evaluator: Evaluator) -> None
         feeds = {"x": x, "flag": np.array(flag)}
         new, old = evaluator.run(done.model, feeds)["y"], evaluator.run(model, feeds)["y"]
         np.testing.assert_allclose(new, old, atol=2e-6, rtol=0)
+
+
+def test_a_site_that_no_case_fits_is_kept_and_said(evaluator: Evaluator) -> None:
+    """A mask of one column is all keys to one reader of the operator, and the first to another."""
+    shape = ("batch", 4, "length", 8)
+    inputs = [ir.val(name, dtype=ir.DataType.FLOAT, shape=shape) for name in "qkv"]
+    inputs.append(ir.val("mask", dtype=ir.DataType.BOOL, shape=("length", 1)))
+    node = ir.node("Attention", inputs)
+    (output,) = node.outputs
+    output.name, output.dtype, output.shape = "y", ir.DataType.FLOAT, ir.Shape(shape)
+    graph = ir.Graph(inputs, [output], nodes=[node], opset_imports={"": 23}, name="one_column")
+    done = rewrite(
+        recognise(ir.Model(graph, ir_version=11)), always("primitive"), evaluator=evaluator
+    )
+    (outcome,) = done.outcomes.values()
+    assert outcome.status == "proof_failed"
+    assert "no inputs can be made for it" in (outcome.reason or "")
+    assert [node.op_type for node in done.model.graph] == ["Attention"]
