@@ -997,7 +997,11 @@ BATCH = {"b": 1, "s": 2, "n": 3}
         (make_spec(), {"sinks": np.zeros(4)}, "sinks is given"),
         (make_spec(), {"value": None}, "value is missing"),
         (make_spec(), {"query": np.zeros((1, 3, 2, 6))}, r"query has shape \[1, 3, 2, 6\]"),
-        (make_spec(), {"query": np.zeros((1, 2, 6))}, r"query has shape \[1, 2, 6\]"),
+        (
+            make_spec(),
+            {"query": np.zeros((1, 2, 6))},
+            r"query has shape \[1, 2, 6\]; expected \[any, 4, any, 6\]",
+        ),
         (make_spec(), {"key": np.zeros((2, 2, 3, 6))}, "key has shape"),
         (make_spec(), {"value": np.zeros((1, 2, 3, 5))}, "value has shape"),
         (make_spec(cache=CacheSpec()), {}, "past_key is missing"),
@@ -1026,6 +1030,26 @@ BATCH = {"b": 1, "s": 2, "n": 3}
             "keep has shape",
         ),
         (make_spec(mask=MaskSpec(bias=("q", "k"))), {"bias": np.zeros((5, 3))}, "bias has shape"),
+        (
+            make_spec(mask=MaskSpec(bias=("q", "k"))),
+            {"bias": np.zeros((1, 1, 1, 2, 3))},
+            "bias has shape",
+        ),
+        (
+            make_spec(mask=MaskSpec(lengths=True, empty_row=EmptyRow.ZERO)),
+            {"kv_lengths": np.array([1, 1])},
+            r"kv_lengths has shape \[2\]",
+        ),
+        (
+            make_spec(mask=MaskSpec(documents=True, causal=TOP_LEFT)),
+            {"query": np.zeros((1, 4, 4, 6)), "document_ids": np.zeros((1, 3), int)},
+            r"document_ids know 3 positions; a query stands at 0\.\.3",
+        ),
+        (
+            make_spec(rotary=RotarySpec(dim=4)),
+            {"rotary": RotaryInputs(sin=np.zeros((1, 2, 2)))},
+            "rotary.cos and rotary.sin are needed",
+        ),
         (
             make_spec(mask=MaskSpec(documents=True, causal=BOTTOM_RIGHT)),
             {"query": np.zeros((1, 4, 4, 6)), "document_ids": np.zeros((1, 3), int)},

@@ -127,6 +127,19 @@ LAID_OUT = {
 }
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "ort-gqa"])
+def test_a_bias_of_another_type_is_cast(form: str) -> None:
+    """An fp16 graph may compute its positions in fp32."""
+    spec = _spec(mask=MaskSpec(bias=(1, 4, "s", "s")), io_dtype=DType.FP16, kv_heads=4, **SQUARE)
+    inputs = first_case(spec)
+    bound = Bound(spec, inputs, [Layout.BSM] * 3)
+    for name in ("query", "key", "value"):
+        bound.arrays[name] = bound.arrays[name].astype(np.float16)
+        getattr(bound.operands, name).value.type = ir.TensorType(ir.DataType.FLOAT16)
+    output, _, _ = emitted_output(form, spec, bound)
+    np.testing.assert_allclose(output, attention(spec, inputs).output, rtol=5e-3, atol=5e-3)
+
+
 @pytest.mark.parametrize("layouts", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("name", LAID_OUT)
 @pytest.mark.parametrize("form", FORMS)

@@ -65,6 +65,17 @@ MEANS = [
     ("onnx", 23, "rotary", {"rotary": "RotaryEmbedding"}),
     ("onnx", 23, "rms", {"qk_norm": "RMSNormalization"}),
     ("onnx", 23, "layer", {"qk_norm": "plain ops before the op"}),
+    (
+        "onnx",
+        24,
+        "latent-absorbed",
+        {
+            "cache": "Concat",
+            "causal": "boolean mask",
+            "rotary": "plain ops before the op",
+            "value_source": "Slice of the keys",
+        },
+    ),
     ("onnx", 23, "mean", {"combine": "ReduceMean after the op"}),
     ("onnx", 23, "key-prefix", {"value_source": "Slice of the keys"}),
     ("onnx", 23, "alibi", {"alibi": "additive mask"}),
