@@ -16,8 +16,8 @@ drop       a call, a raise, an assignment to an item or an augmented
            assignment that stands alone is left out
 ========== ==================================================================
 
-Not changed: texts, annotations, assertions, what a ``raise`` says, defaults of class fields, and
-code that only a type checker reads.
+Not changed: texts, annotations, assertions, what a ``raise`` says, defaults of class fields and of
+arguments, and code that only a type checker reads.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _ARITHMETIC = {
     ast.Pow: ast.Mult,
 }
 _SET = {ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd}
+_NOT_CHANGED = ("annotation", "returns", "decorator_list", "type_params", "defaults", "kw_defaults")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def _sites(
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         inner = node.name if where == "<module>" else f"{where}.{node.name}"
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list", "type_params"):
+        if field in _NOT_CHANGED:
             continue
         for index, child in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(child, ast.AST) and not _is_left(node, child):
