@@ -1,8 +1,9 @@
 """What a whole model should give, and how far from it a correct implementation may land.
 
 The exact answer is the *original* graph with every number in float64, run by onnx's reference
-evaluator. Where that is not possible (a contrib op, weights too large to widen) it is the original
-in its own precision with every optimisation off, and the record says so.
+evaluator; weights in few bits are the numbers they stand for. Where that is not possible (another
+contrib op, weights too large to widen) it is the original in its own precision with every
+optimisation off, and the record says so.
 
 The ensemble of plain same-precision implementations:
 
@@ -25,6 +26,7 @@ import onnx_ir as ir
 from mha_export.bounds import unit_roundoff
 from mha_export.measure._float64 import with_float64
 from mha_export.measure._plain_ort import PlainOrt
+from mha_export.measure._plain_weights import with_plain_weights
 from mha_export.measure._rounding import RoundedModel, rounded
 from mha_export.measure.model_inputs import ModelCase, cases_at_traced_sizes
 from mha_export.spec import DType
@@ -78,12 +80,12 @@ class ModelReference:
     def __init__(
         self, model: ir.Model, *, precision: str | None = None, seeds: Sequence[int] = SEEDS
     ) -> None:
-        self._model = model
+        self._model = plain = with_plain_weights(model)
         self._seeds = tuple(seeds)
         told = _PRECISION.get(precision or "")
         self._of = {} if told else _value_dtypes(model)
         self.dtype = told or _model_dtype(model)
-        self._wide, why = _widened(model)
+        self._wide, why = _widened(plain)
         self._ort = PlainOrt.of(model)
         self._sessions: dict[str, ReferenceSession] = {}
         self._rounded: RoundedModel | None = None
