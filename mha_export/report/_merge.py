@@ -46,7 +46,7 @@ class Report:
     Attributes:
         runs: one results record a machine, each result once, in a stable order.
         entries: every result of every run, numbered.
-        exports: by hash of the model, the first export seen of it.
+        exports: by hash of the model, every variant made of it.
         doctors: by machine id.
         damaged: files that were left out.
         changes: against an earlier report; None where none was given.
@@ -113,11 +113,14 @@ def merge(loaded: Loaded) -> Report:
         heads.update(((machine.id, own.model.sha256, own.data), own) for own in run.heads)
         surgeries.update(((machine.id, own.sha256), own) for own in run.surgeries)
         plans.update(((machine.id, own.model_sha256, *own.targets), own) for own in run.plans)
-        exports.update((export.model.sha256, export) for export in run.exports)
+        for export in run.exports:
+            sha256 = export.model.sha256
+            exports[sha256] = _joined_exports(exports.get(sha256), export)
         if run.unfinished is not None:
             unfinished[machine.id] = run.unfinished
         if run.doctor is not None:
-            doctors[run.doctor.machine.id] = run.doctor
+            own_id = run.doctor.machine.id
+            doctors[own_id] = _joined_doctors(doctors.get(own_id), run.doctor)
             machines.setdefault(run.doctor.machine.id, run.doctor.machine)
     report = _report(machines, results, exports, doctors, loaded.damaged)
     runs = [
@@ -129,6 +132,20 @@ def merge(loaded: Loaded) -> Report:
         for run in report.runs
     ]
     return dataclasses.replace(report, runs=tuple(runs))
+
+
+def _joined_exports(earlier: ExportRecord | None, later: ExportRecord) -> ExportRecord:
+    """The variants of both: one model is exported for one target here, for another there."""
+    listed = (*(earlier.variants if earlier else ()), *later.variants)
+    found = {(each.target, each.graph, each.dtype): each for each in listed}
+    return dataclasses.replace(later, variants=tuple(found[key] for key in sorted(found)))
+
+
+def _joined_doctors(earlier: DoctorRecord | None, later: DoctorRecord) -> DoctorRecord:
+    """The targets of both: a run looks at those that it is asked for."""
+    listed = (*(earlier.targets if earlier else ()), *later.targets)
+    found = {each.target: each for each in listed}
+    return dataclasses.replace(later, targets=tuple(found[key] for key in sorted(found)))
 
 
 def _with_heads(

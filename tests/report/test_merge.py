@@ -11,6 +11,8 @@ import pytest
 from mha_export.report import Report, changes_between, merge, open_report, verdict_of
 from mha_export.report._figures import figure, milliseconds, ratio
 from mha_export.report.records import (
+    DoctorRecord,
+    ExportRecord,
     HeadRecord,
     HeadsRecord,
     LatencyRecord,
@@ -23,6 +25,9 @@ from mha_export.report.records import (
     RatioRecord,
     ResultRecord,
     ResultsRecord,
+    StateRecord,
+    TargetRecord,
+    VariantRecord,
     write_json,
 )
 
@@ -65,6 +70,32 @@ def test_machines_variants_and_workloads_are_kept_apart() -> None:
     joined = merge(Loaded(results=runs))
     assert len(joined.entries) == 8
     assert [m.id for m in joined.machines] == ["m", "n"]
+
+
+def test_variants_and_capabilities_of_one_model_and_machine_are_joined() -> None:
+    """Each run knows the targets it was asked for; the report knows them all."""
+    model = ModelRecord(name="net", sha256="0", opsets={"": 20}, producer="p", nodes=1)
+    state = StateRecord(status="available")
+
+    def run(target: str, opset: int) -> ResultsRecord:
+        variant = VariantRecord(target=target, file=f"{target}.onnx", dtype="fp32", opset=opset)
+        known = TargetRecord(target=target, build=state, run=state, version=str(opset))
+        return ResultsRecord(
+            machine=MACHINE,
+            results=(dataclasses.replace(RIGHT, target=target),),
+            exports=(ExportRecord(model=model, variants=(variant,)),),
+            doctor=DoctorRecord(machine=MACHINE, targets=(known,)),
+        )
+
+    runs = [run("wasm", 20), run("cpu", 23), run("wasm", 21)]
+    joined = merge(Loaded(results=tuple((Path("r"), own) for own in runs)))
+    (export,) = joined.exports.values()
+    assert [(v.target, v.opset) for v in export.variants] == [("cpu", 23), ("wasm", 21)]
+    assert [(t.target, t.version) for t in joined.doctors["m"].targets] == [
+        ("cpu", "23"),
+        ("wasm", "21"),
+    ]
+    assert [len(own.exports[0].variants) for own in joined.runs] == [2]
 
 
 def test_order_does_not_depend_on_the_order_of_files(sample: Report) -> None:
