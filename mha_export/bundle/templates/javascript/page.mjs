@@ -200,7 +200,9 @@ async function main() {
   fact("latency", `${median.toFixed(1)} ms`, `${first.inputs[0].name} ${sizes}`);
   showRuns(times, median);
   await showTokens(ort, session);
-  const words = `Files as made, ${manifest.answers.length} known answers right, ${placement}.`;
+  const coarse = Object.values(factors).filter((factor) => factor > 1).length;
+  const right = `${manifest.answers.length - coarse} known answers right`;
+  const words = `Files as made, ${right}${coarse ? `, ${coarse} imprecise` : ""}, ${placement}.`;
   verdict("passed", "All checks passed", words);
   at("footer").textContent =
     `onnxruntime-web ${version} · ${manifest.generator} · model ${manifest.model.sha256.slice(0, 12)}`;
