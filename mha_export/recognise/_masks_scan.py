@@ -156,7 +156,8 @@ def _applied(
     dtype = subject.scores.dtype
     plain = np.zeros((), np.float32 if dtype is None else dtype.numpy())
     below = plain if total is None else total
-    return np.where(keep, below, np.asarray(term.fill, below.dtype))
+    with np.errstate(over="ignore"):  # fp32's minimum is -inf in half precision
+        return np.where(keep, below, np.asarray(term.fill, below.dtype))
 
 
 def decode(sights: Sequence[Sight], subject: Subject) -> Decoded | None:
