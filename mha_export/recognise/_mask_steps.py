@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from mha_export.recognise._evaluate_contents import attributes_of
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._mask_placing import place_term
 from mha_export.recognise._scene import Scene
@@ -27,6 +28,10 @@ ABSORBED_FILL = -1e9
 
 WEAKEST_FILL = -1e4
 """A constant put in place of a score hides the key only when it is at or below this."""
+
+_LAYING_OUT = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_FEW = 4
+"""Moves between the choice of a mask's numbers and where they are added."""
 
 _PROJECTIONS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gather", "Gemm", "MatMul"})
 LOWEST_BIAS = -1e3
@@ -68,6 +73,35 @@ def placed_steps(fitting: Fitting, terms: Sequence[Term]) -> list[Placed] | Reas
             )
         placed.append(Placed(value=value, kind=term.kind, fill=term.fill))
     return placed
+
+
+def by_its_flags(step: Placed, fitting: Fitting) -> Placed:
+    """An addition of nothing or -inf that flags decide, as the step that hides by them."""
+    scene = fitting.scenes[0]
+    moves: list[ir.Node] = []
+    node = step.value.producer()
+    while node is not None and len(moves) < _FEW:
+        if node.op_type in _LAYING_OUT:
+            moves.insert(0, node)
+        elif node.op_type != "Mul" or not (scene.uniform(node.inputs[1]) or 0.0) > 0.0:
+            break  # a factor leaves nothing and -inf what they are
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    if step.kind != "additive" or node is None or node.op_type != "Where":
+        return step
+    flags, yes, no = node.inputs
+    kinds: dict[tuple[float | None, ...], Literal["keep", "hide"]] = {
+        (0.0, -np.inf): "keep",
+        (-np.inf, 0.0): "hide",
+    }
+    kind = kinds.get(tuple(scene.uniform(value) for value in (yes, no)))
+    whole = node.outputs[0]
+    if kind is None or flags is None:
+        return step
+    if any(each.dims(flags) != each.dims(whole) for each in fitting.scenes):
+        return step
+    for move in moves:
+        flags = fitting.derive(move.op_type, [flags, *move.inputs[1:]], attributes_of(move))
+    return Placed(value=flags, kind=kind, fill=-np.inf)
 
 
 def _bounded(placed: list[Placed], floor: Placed) -> list[Placed]:

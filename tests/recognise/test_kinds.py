@@ -449,3 +449,22 @@ def test_weights_that_are_combined_before_they_weigh_are_named_so() -> None:
     verdicts = recognise(exported(_differential, plain(), PLAIN).model).verdicts
     assert [verdict.reason.code for verdict in verdicts] == ["probabilities-combined"] * 2
     assert all("subtracted" in verdict.reason.message for verdict in verdicts)
+
+
+def test_flags_that_become_numbers_before_they_are_added_are_flags() -> None:
+    """As ``nn.MultiheadAttention`` does with a boolean mask: a keep mask, no bias."""
+
+    def body(own: Layer, x: Any, m: Any) -> Any:
+        added = torch.zeros_like(m, dtype=x.dtype).masked_fill(m, float("-inf"))
+        q, k, v = (t.reshape(-1, x.shape[1], DIM) for t in own.heads(x))
+        scores = torch.baddbmm(added[None], q * SCALE, k.transpose(1, 2))
+        return own.merge(torch.bmm(scores.softmax(-1), v).view(x.shape[0], HEADS, -1, DIM))
+
+    samples = []
+    for b, s in ((2, 7), (3, 5)):
+        flags = drawn(s, s) > 0.5
+        flags[:, 0] = False
+        samples.append((drawn(b, s, WIDTH), flags))
+    site = check(exported(body, samples, {**PLAIN, "m": {0: "s", 1: "s"}}))
+    assert site.spec.mask.keep is not None
+    assert site.spec.mask.bias is None

@@ -6,8 +6,10 @@ in the spec, or must be refused, the table says so.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,3 +58,16 @@ def test_near_miss(
 def test_there_are_enough_of_them() -> None:
     assert len(CASES) >= 60
     assert {name for name, *_ in CASES} == set(EDITS)
+
+
+def test_the_table_of_the_docs_is_this_one() -> None:
+    """Every edit with its outcome and the number of positives it was applied to."""
+    text = (Path(__file__).parents[2] / "docs/recognition.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if re.fullmatch(r"\| [a-z].*\| \d+ \|", line)]
+    rows = [line.split("|") for line in lines]
+    stated = {row[1].strip(): (row[2].strip(), int(row[4])) for row in rows}
+    counted = Counter(name for name, *_ in CASES)
+    assert stated == {
+        name.replace("-", " "): (edit.outcome, counted[name]) for name, edit in EDITS.items()
+    }
+    assert f"| **{len(EDITS)} edits** | | | **{len(CASES)}** |" in text
