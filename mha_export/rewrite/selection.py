@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from mha_export.forms import FormParams, Unsupported, form_named
+from mha_export.forms import FormParams, Supported, Unsupported, form_named
 from mha_export.recognise import Site
 from mha_export.rewrite._outcome import Choice, Keep
 from mha_export.spec import AttentionSpec
@@ -27,6 +27,9 @@ def choose_form(
 ) -> Choice | Keep:
     """The first form of ``preferred`` that supports the site's spec, else ``primitive``.
 
+    Of a site with a concat cache, the first whose node appends to it, if there is one: a Concat
+    outside copies the whole past at every step.
+
     Args:
         site: the recognised attention.
         preferred: names of forms, best first (a target's ``default_forms``).
@@ -45,18 +48,34 @@ def choose_form(
         answer = _ask(site, only, params, veto)
         return Keep(reason=answer) if isinstance(answer, str) else answer
     refusals: list[str] = []
+    outside: Choice | None = None
     for name in dict.fromkeys(preferred):
         answer = _ask(site, name, params, veto)
         if isinstance(answer, Choice):
+            if name != PRIMITIVE and _appends_outside(site, answer):
+                outside = outside or answer
+                continue
+            if name == PRIMITIVE and outside is not None:
+                return outside
             lowered = name == PRIMITIVE and bool(refusals)
             return dataclasses.replace(
                 answer, lowered=lowered, reason="; ".join(refusals) if lowered else None
             )
         refusals.append(answer)
+    if outside is not None:
+        return outside
     last = _ask(site, PRIMITIVE, params, veto) if PRIMITIVE not in preferred else refusals[-1]
     if isinstance(last, str):
         return Keep(reason="; ".join(dict.fromkeys([*refusals, last])))
     return dataclasses.replace(last, lowered=bool(refusals), reason="; ".join(refusals) or None)
+
+
+def _appends_outside(site: Site, choice: Choice) -> bool:
+    cache = site.spec.cache
+    if cache is None or cache.growth != "concat":
+        return False
+    answer = choice.form.supports(site.spec, choice.params)
+    return isinstance(answer, Supported) and "cache" in answer.by_other_means
 
 
 def _ask(site: Site, name: str, params: FormParams, veto: Veto | None) -> Choice | str:

@@ -304,6 +304,28 @@ def test_the_first_form_that_can_say_it_is_chosen(
     assert (choice.reason is None) is (why is None)
 
 
+@pytest.mark.parametrize(
+    ("sinks", "preferred", "expected"),
+    [
+        (False, ("onnx", "ort-gqa"), "onnx"),
+        (True, ("onnx", "ort-gqa", "primitive"), "ort-gqa"),
+        (True, ("onnx", "primitive"), "onnx"),
+    ],
+)
+def test_a_form_that_appends_to_the_cache_itself_comes_first(
+    sinks: bool, preferred: tuple[str, ...], expected: str
+) -> None:
+    """Attention of ONNX has no word for sinks: with them it reads a past that was joined before."""
+    mask = MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT)
+    spec = AttentionSpec(
+        q_heads=4, kv_heads=2, head_dim=8, mask=mask, sinks=sinks, cache=CacheSpec(), kv_len="t"
+    )
+    site = recognition_of(spec).sites[0]
+    choice = choose_form(site, preferred=preferred, params=FormParams(opset=23))
+    assert not isinstance(choice, Keep)
+    assert choice.form.name == expected
+
+
 def test_an_unknown_form_is_bad_input() -> None:
     site = recognition_of(PADDED).sites[0]
     with pytest.raises(InputError, match="unknown form 'fancy'"):
