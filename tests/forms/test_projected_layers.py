@@ -169,6 +169,11 @@ def test_a_primitive_layer_at_the_least_opset(name: str) -> None:
     check_layer("primitive", (LAYERS | LATENT)[name], 13)
 
 
+def test_a_second_stream_may_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("layers.MEMORY", 130)
+    check_layer("primitive", LAYERS["joint"], 18)
+
+
 def test_packed_projections_are_one_matmul_and_one_split() -> None:
     spec = LAYERS["packed"]
     model = build_model(form_named("onnx"), spec, FormParams())
