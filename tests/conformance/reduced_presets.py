@@ -19,6 +19,8 @@ CHOSEN = (
     ("llama-3-8b", "ort-gqa", 21),
     ("mistral-7b", "onnx", 25),
     ("mistral-7b", "ort-gqa", 21),
+    ("llama-3-8b", "grouped", 24),
+    ("textbook-512x8", "tiled", 13),
     ("qwen3-8b", "onnx", 23),
     ("gemma-2-9b", "ort-gqa", 21),
     ("gpt-oss-20b", "onnx", 24),
