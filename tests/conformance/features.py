@@ -159,6 +159,12 @@ BIASES = {
         ),
         **SQUARE,
     ),
+    "bias-finite": _gqa(
+        mask=MaskSpec(
+            bias=(1, 4, "s", "s"), padding=True, fill=-10000.0, empty_row=EmptyRow.FINITE
+        ),
+        **SQUARE,
+    ),
     "bias-alibi": _spec(
         mask=MaskSpec(bias=("s", "s"), alibi_slopes=SLOPES, causal=TOP_LEFT), **SQUARE
     ),
