@@ -111,8 +111,9 @@ def _dequantised(node: ir.Node) -> np.ndarray | None:
     zero = np.zeros((), np.int32) if zero is None else zero.astype(np.int32)
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
     block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
-    steps: np.ndarray = (q - _spread(zero, q, axis, block)).astype(scale.dtype)
-    return steps * _spread(scale, q, axis, block)
+    steps = (q - _spread(zero, q, axis, block)).astype(scale.dtype)
+    weight: np.ndarray = steps * _spread(scale, q, axis, block)
+    return weight
 
 
 def _spread(values: np.ndarray, q: np.ndarray, axis: int, block: int) -> np.ndarray:
