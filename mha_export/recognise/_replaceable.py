@@ -125,6 +125,7 @@ def _inside(draft: Draft, spec: AttentionSpec) -> Iterator[tuple[ir.Value, QkOut
     scores, weighted = draft.scores, draft.weighted
     for value, level in scores.levels.items():
         straight = level.view == identity(value, scores.space) and level.factor == 1.0
+        straight = straight and not level.shifted
         over = scores.softcap is not None and not level.capped_below
         kind: QkOutput | None = None
         if straight and not scores.weightings:

@@ -62,7 +62,7 @@ def _sum(state: State, node: ir.Node, scene: Scene, walk: Walk) -> Step:
         return refused(state, "scores-not-affine", "more than two summands in one node", node)
     first, second = inputs
     if node.op_type == "Sub" and _is_row_maximum(second, state, scene):
-        return _through(state, node, scene, walk)
+        return _through(state.shifted(), node, scene, walk)
     for inner, other in ((first, second), (second, first)):
         if scene.uniform(other) == 0.0:
             outer = _below(state, inner, scene)

@@ -70,12 +70,14 @@ class Level:
         view: the space's axes as a view of the value.
         factor: what the value is still multiplied by below (up to the softcap, where it is above).
         capped_below: the softcap comes below. terms_below: how many terms do.
+        shifted: a number for each row was taken off above, which softmax does not see.
     """
 
     view: View
     factor: float
     capped_below: bool
     terms_below: int
+    shifted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,6 +139,11 @@ class State:
             steps=(*self.steps, (node, value)),
             **changes,  # type: ignore[arg-type]
         ).noted()
+
+    def shifted(self) -> State:
+        """With every level so far below a shift of the rows."""
+        levels = tuple((v, dataclasses.replace(level, shifted=True)) for v, level in self.levels)
+        return dataclasses.replace(self, levels=levels)
 
     def noted(self) -> State:
         """With the level it stands at remembered."""
