@@ -140,7 +140,8 @@ def _look(
     kept = np.broadcast_to(condition, dims)
     if step.layout is Layout.BSHD:
         kept = np.moveaxis(kept, 1, 2)
-    return hidden.all(axis=-1, keepdims=True), kept
+    empty: Bools = np.all(hidden, axis=-1, keepdims=True)
+    return empty, kept
 
 
 def _mask_values(site: Site) -> tuple[ir.Value | None, ...]:

@@ -179,9 +179,8 @@ def _says(text: str, spec: AttentionSpec) -> bool:
 
     The two fills that absorb every score are one: hidden is hidden, and what such a fill decides,
     a row without keys, ``empty_row`` says; where it says nothing, any will do. A form whose op
-    hides with -inf reads back as that, whatever number the source had. A keep mask that an op
-    took together with a bias is part of it. A length that was written into the graph may be free
-    now.
+    hides with -inf reads back as that, whatever number the source had. What an op took together
+    with a bias is part of it. A length that was written into the graph may be free now.
     """
     try:
         stated = json.loads(text)
@@ -193,8 +192,16 @@ def _says(text: str, spec: AttentionSpec) -> bool:
     for one in (stated, own):
         one.pop("dims", None)
         one["fill"] = "-inf" if one.get("fill") in ("min", None) else one["fill"]
-        parts = one.get("mask") or []
-        one["mask"] = [part for part in parts if part != "keep" or "bias" not in parts]
+    if "bias" in own["mask"] and "bias" in (stated.get("mask") or ()):
+        for name in ("mask", "causal", "left_window", "right_window"):
+            stated[name] = own[name] if _is_less(own[name], stated.get(name)) else stated.get(name)
     if stated.get("empty_row") == EmptyRow.NOT_APPLICABLE.value or not spec.mask.hides_keys:
         stated["empty_row"] = own["empty_row"]
     return stated == own
+
+
+def _is_less(part: object, whole: object) -> bool:
+    """Whether a mask's part says nothing, or some of what ``whole`` lists."""
+    if isinstance(part, list) and isinstance(whole, list):
+        return set(part) <= set(whole)
+    return part is None
