@@ -50,6 +50,7 @@ from mha_export.rewrite import (
     SiteOutcome,
     choose_form,
     rewrite,
+    with_contrib_gelus,
     with_dtype,
     with_opset,
     with_own_sines,
@@ -242,9 +243,12 @@ class _Exporter:
             loads=lambda model: check.refusal(model, destination.loaders()),
             settings=RewriteSettings(seed=self._settings.seed),
         )
-        if not getattr(destination.target, "coarse_sines", False):
-            return done
-        return replace(done, model=with_own_sines(done.model)[0])
+        model = done.model
+        if getattr(destination.target, "coarse_sines", False):
+            model, _ = with_own_sines(model)
+        if getattr(destination.target, "contrib_gelu", False):
+            model = with_contrib_gelus(model)
+        return replace(done, model=model)
 
     def _opset_for(self, destination: _Destination) -> int:
         if self._source.opset is not None:

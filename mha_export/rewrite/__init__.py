@@ -12,6 +12,7 @@ from mha_export.rewrite._outcome import (
     SiteOutcome,
 )
 from mha_export.rewrite._rewrite import rewrite
+from mha_export.rewrite.gelus import with_contrib_gelus
 from mha_export.rewrite.opset import with_opset
 from mha_export.rewrite.precision import with_dtype
 from mha_export.rewrite.quantised import WEIGHT_KINDS, with_quantised_weights
@@ -29,6 +30,7 @@ __all__ = [
     "SiteOutcome",
     "choose_form",
     "rewrite",
+    "with_contrib_gelus",
     "with_dtype",
     "with_opset",
     "with_own_sines",

@@ -37,6 +37,8 @@ class DirectMlTarget:
     max_opset = 22
     coarse_sines = True
     """Direct3D allows a sine to be off by 0.0008."""
+    contrib_gelu = True
+    """ai.onnx Gelu has no kernel; com.microsoft's has."""
     probe_seconds = 600.0
     """Under Wine every shape compiles its shaders anew, in software."""
 
