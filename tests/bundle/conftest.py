@@ -28,9 +28,14 @@ ENCODER = AttentionSpec(
 )
 
 
-def make_export(folder: Path, *targets: str, form: str | None = None) -> Path:
+PLAIN = ENCODER.replace(kv_heads=4, mask=MaskSpec())
+
+
+def make_export(
+    folder: Path, *targets: str, form: str | None = None, spec: AttentionSpec = ENCODER
+) -> Path:
     model = folder / "encoder.onnx"
-    build_graph(ENCODER, output=model, flags={"weights": "random", "form": "primitive"})
+    build_graph(spec, output=model, flags={"weights": "random", "form": "primitive"})
     settings = ExportSettings(form=form)
     result = export_model(model, targets=targets, out=folder / "export", settings=settings)
     assert result.ok, result.notices
@@ -40,6 +45,12 @@ def make_export(folder: Path, *targets: str, form: str | None = None) -> Path:
 @pytest.fixture(scope="session")
 def exporter() -> Callable[..., Path]:
     return make_export
+
+
+@pytest.fixture(scope="session")
+def plain() -> AttentionSpec:
+    """An encoder without a mask."""
+    return PLAIN
 
 
 @pytest.fixture(scope="session")

@@ -181,8 +181,8 @@ def test_a_byte_changed_anywhere_in_the_zip_is_named(
 
 
 @pytest.mark.slow
-def test_every_byte_of_the_zip_that_is_not_content_counts(made: Path, tmp_path: Path) -> None:
-    """Headers and directory, byte by byte; content is covered by its hashes."""
+def test_the_bytes_of_the_zip_that_are_not_content_count(made: Path, tmp_path: Path) -> None:
+    """Headers and directory, every seventh byte of them; content is covered by its hashes."""
     good = Path(f"{made}.zip").read_bytes()
     with zipfile.ZipFile(f"{made}.zip") as archive:
         ends = [*[info.header_offset for info in archive.infolist()][1:], archive.start_dir]
@@ -191,7 +191,7 @@ def test_every_byte_of_the_zip_that_is_not_content_counts(made: Path, tmp_path: 
     for end, size in zip(ends, sizes, strict=True):
         content.update(range(end - size, end))
     known = {*tree(made), "app.zip"}
-    for at in sorted(set(range(len(good))) - content):
+    for at in sorted(set(range(len(good))) - content)[::7]:
         assert known & set(problems_of_zip(tmp_path, flipped(good, at))), at
 
 

@@ -15,6 +15,8 @@ from broken_bundles import BREAKS, older_runtime, tampered_weight
 
 from mha_export.jobs import verify_bundle
 from mha_export.jobs.bundle import bundle_export
+from mha_export.spec import AttentionSpec
+from mha_export.targets._directml_lab import lab_folder
 from mha_export.targets._node import chromium_program, modules_folder
 from mha_export.targets._platform import find_program
 
@@ -129,6 +131,27 @@ def test_node_streams_the_same_tokens(
         code, said = node(copy, "--generate", "14")
         assert code == 1
         assert "FAILED: the cache has room for 18 tokens, prompt included, not 19" in said
+
+
+@pytest.mark.slow
+def test_node_on_windows_with_directml(
+    tmp_path: Path, needs: Needs, exporter: Callable[..., Path], plain: AttentionSpec
+) -> None:
+    """Windows' Node.js and the real DirectML, where scripts/directml_lab has built its lab."""
+    needs("directml")
+    lab = lab_folder().resolve()
+    if not (lab / "directml" / "enter").is_file():
+        pytest.skip("DirectML is here without the lab of scripts/directml_lab")
+    bundle_export(exporter(tmp_path, "cpu", "directml", spec=plain), out=tmp_path / "app")
+    folder = tmp_path / "app" / "examples" / "javascript"
+    (folder / "node_modules").symlink_to("/directml/app/node_modules")  # as seen in the lab
+    enter = [str(lab / "directml" / "enter"), str(lab), "/directml/node"]
+    command = [*enter, f"Z:/host{folder}/run.mjs", "--check", "--provider", "dml"]
+    code, said = outcome([*command, "--target", "directml"], tmp_path / "app")
+    assert code == 0, said
+    assert "directml on dml" in said
+    assert "1 attention nodes on dml" in said
+    assert "all checks passed" in said
 
 
 @pytest.mark.slow
