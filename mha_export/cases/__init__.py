@@ -60,7 +60,7 @@ def cases(
         seed: any non-negative number.
         dims: fixes some of ``batch``, ``q_len``, ``kv_len``, ``past_len`` (or the spec's symbols
             for them); scenarios that need another length are left out.
-        battery: ``quick`` (three cases, and rows without a key where there may be some),
+        battery: ``quick`` (three cases; rows without a key and short masks where there are some),
             ``ordinary`` (Gaussian numbers at every kind of length) or ``full``.
 
     Errors:

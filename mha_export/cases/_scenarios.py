@@ -183,6 +183,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="short_mask",
         traits=("mask_shorter_than_keys",),
+        tier="quick",
         applies=_has_free_mask_axis,
         style=Style(short_mask=True),
         fits=lambda z: z.kv_len > 2,
