@@ -29,7 +29,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "_environment.sh"
         ),
         ("Collecting torch==2.13.0+cpu\nERROR: No space left on device", False),
         (
-            "    The user requested (constraint) onnx==1.23.2\nERROR: ResolutionImpossible: for help",
+            "    The user requested (constraint) onnx==1.23.2\nERROR: ResolutionImpossible",
             False,
         ),
     ],
