@@ -226,12 +226,12 @@ def _keep(
 def concrete_shape(
     spec: AttentionSpec, shape: tuple[Dim, ...], sizes: Sizes, *, short: bool
 ) -> tuple[int, ...]:
-    """Integers for the declared shape of a mask operand."""
+    """Integers for the declared shape of a mask operand; only one not of kv_len may be short."""
     full = (sizes.batch, spec.q_heads, sizes.q_len, sizes.kv_len)[-len(shape) :]
     lengths = [
         declared if isinstance(declared, int) else length
         for declared, length in zip(shape, full, strict=True)
     ]
-    if short and isinstance(shape[-1], str):
+    if short and isinstance(shape[-1], str) and shape[-1] != spec.kv_len:
         lengths[-1] = max(1, sizes.kv_len - 2)
     return tuple(lengths)
