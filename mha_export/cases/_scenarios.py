@@ -124,6 +124,15 @@ SCENARIOS: tuple[Scenario, ...] = (
         fits=lambda z: z.q_len > z.kv_len,
     ),
     Scenario(
+        name="many_queries",
+        traits=("another_kernel",),
+        tier="ordinary",
+        batch=1,
+        queries=37,
+        keys=41,
+        fits=lambda z: z.q_len > 32,
+    ),
+    Scenario(
         name="wide_batch",
         traits=("batch",),
         tier="ordinary",

@@ -32,7 +32,7 @@ NUMPY = {
     DType.FP64: np.dtype(np.float64),
 }
 SCENARIOS = (
-    *("ordinary", "decode", "poison", "no_past", "short_query", "empty_row"),
+    *("ordinary", "decode", "poison", "no_past", "short_query", "many_queries", "empty_row"),
     *("softcap_saturating", "window_edge", "left_padding", "holes"),
 )
 """The cases of the battery that tell a dropped feature from a kept one."""

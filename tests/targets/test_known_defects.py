@@ -46,10 +46,11 @@ EXPECTED = {
         ("onnx", "rotary_half"): OK,
     },
     ("webgpu", "0.4.0 (onnxruntime 1.32.0)"): {
-        (GQA, "prompt"): OK,
+        # On SwiftShader; from 32 queries on these take another kernel, which is wrong there.
+        (GQA, "prompt"): WRONG,
         (GQA, "softcap"): WRONG,
-        (MHA, "plain"): OK,
-        (MHA, "attention_bias"): OK,
+        (MHA, "plain"): WRONG,
+        (MHA, "attention_bias"): WRONG,
         (MHA, "key_padding_mask"): AT_RUN,
         (ONNX, "plain"): FALLBACK,
         ("primitive", "plain"): OK,
