@@ -11,6 +11,7 @@ from mha_export.rewrite._outcome import Choice, Keep
 from mha_export.spec import AttentionSpec
 
 PRIMITIVE = "primitive"
+_PLAIN_GRAPHS = (PRIMITIVE, "grouped", "tiled")
 """The form that says everything: emitted where no preferred form can."""
 
 Veto = Callable[[str, AttentionSpec], str | None]
@@ -27,8 +28,9 @@ def choose_form(
 ) -> Choice | Keep:
     """The first form of ``preferred`` that supports the site's spec, else ``primitive``.
 
-    Of a site with a concat cache, the first whose node appends to it, if there is one: a Concat
-    outside copies the whole past at every step.
+    Of fused nodes for a site with a concat cache, the first that appends to it itself, if there is
+    one: a Concat outside copies the whole past at every step. Graphs of plain nodes keep their
+    place in the order, which was measured with their Concat.
 
     Args:
         site: the recognised attention.
@@ -52,7 +54,7 @@ def choose_form(
     for name in dict.fromkeys(preferred):
         answer = _ask(site, name, params, veto)
         if isinstance(answer, Choice):
-            if name != PRIMITIVE and _appends_outside(site, answer):
+            if name not in _PLAIN_GRAPHS and _appends_outside(site, answer):
                 outside = outside or answer
                 continue
             if name == PRIMITIVE and outside is not None:

@@ -15,6 +15,7 @@ from mha_export.measure import (
     latency,
     machine_record,
     measure_latency,
+    statistics,
 )
 from mha_export.measure._pace import Pace, calm_rounds
 from mha_export.measure.roofline import Ceilings, Work, rates
@@ -145,6 +146,19 @@ def test_the_ratio_of_a_model_to_itself_holds_one_in_nineteen_of_twenty_tries() 
     found = [ratio_of(_rounds(1.0, 2 * i), _rounds(1.0, 2 * i + 1), name="raw") for i in range(20)]
     assert sum(r.low <= 1.0 <= r.high for r in found) >= 17
     assert max(r.high - r.low for r in found) < 0.05, "the common drift must cancel"
+
+
+@pytest.mark.parametrize(("freedom", "expected"), [(4, 2.776), (10, 2.228), (30, 2.042)])
+def test_quantiles_of_student_are_those_of_the_tables(freedom: int, expected: float) -> None:
+    assert statistics._student(0.975, freedom) == pytest.approx(expected, abs=0.02)
+
+
+def test_an_interval_of_few_blocks_is_wider_than_its_bootstrap() -> None:
+    values = np.random.default_rng(0).standard_normal(20_000)
+    few, many = (statistics._interval(values, blocks=n) for n in (6, 600))
+    assert many == pytest.approx((-1.96, 1.96), abs=0.06)
+    assert few[1] > 2.5
+    assert few[0] < -2.5
 
 
 def test_a_true_ratio_is_told_from_one() -> None:
