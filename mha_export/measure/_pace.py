@@ -7,13 +7,14 @@ every core, timed before each turn, do: they slowed by 20% where a BERT slowed b
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 import numpy as np
+
+from mha_export.targets._platform import usable_cpus
 
 ELEMENTS = 1 << 18
 REPEATS = 12
@@ -28,11 +29,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else (os.cpu_count() or 1)
-        )
+        cores = usable_cpus()
         self._pool = ThreadPoolExecutor(cores)
         self._arrays = [
             (np.ones(ELEMENTS, np.float32), np.empty(ELEMENTS, np.float32)) for _ in range(cores)

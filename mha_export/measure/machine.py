@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mha_export.report.records import MachineRecord
+from mha_export.targets._platform import usable_cpus
 
 _RUNTIMES = (
     "numpy",
@@ -37,7 +38,7 @@ def machine_record(*, ceilings: Mapping[str, float] | None = None) -> MachineRec
     cpu, system = _cpu(), _system()
     memory_gb = round(psutil.virtual_memory().total / 2**30, 1)
     accelerators = _accelerators()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cpus()
     told_apart = "|".join((system, cpu, str(memory_gb), str(cores), *accelerators))
     short = hashlib.sha256(told_apart.encode()).hexdigest()[:4]
     words = [w for w in re.findall(r"[a-z0-9]+", cpu.lower()) if w not in _NOISE]

@@ -21,6 +21,21 @@ class Pattern:
     channels: Axis
     offset: int = 0
 
+    @classmethod
+    def of(cls, view: View, layout: Layout) -> Pattern | None:
+        """The roles of a per-head ``view`` of four axes; ``layout`` says which is which."""
+        if len(view.axes) != 4:
+            return None
+        batch, second, third, channels = view.axes
+        by_head = layout is Layout.BHSD
+        return cls(
+            batch=batch,
+            heads=second if by_head else third,
+            length=third if by_head else second,
+            channels=channels,
+            offset=view.offset,
+        )
+
     @property
     def head_count(self) -> int:
         return axis_size(self.heads)

@@ -84,17 +84,8 @@ def _layout(heads: Heads, view: View, scene: Scene) -> Layout | None:
     own: View | None = identity(heads.value, dims)
     if heads.layout is Layout.BSM:
         own = reshaped(own, (*dims[:2], heads.heads, heads.dim)) if own is not None else None
-    if own is None or len(own.axes) != 4:
-        return None
-    batch, second, third, channels = own.axes
-    by_head = heads.layout is Layout.BHSD
-    pattern = Pattern(
-        batch=batch,
-        heads=second if by_head else third,
-        length=third if by_head else second,
-        channels=channels,
-    )
-    return pattern.layout(view)
+    pattern = None if own is None else Pattern.of(own, heads.layout)
+    return None if pattern is None else pattern.layout(view)
 
 
 def _policy(site: Site, step: _Step, scene: Scene) -> EmptyRow | None:

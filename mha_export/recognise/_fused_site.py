@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Heads
 from mha_export.recognise._axes import View
 from mha_export.recognise._bind import Pattern, bound
 from mha_export.recognise._downstream import landings
@@ -64,18 +64,8 @@ def _still_read(site: Site, replaced: set[ir.Value], dead: set[ir.Node]) -> Reas
 
 def _pattern(heads: Heads, scene: Scene) -> tuple[Pattern, View] | None:
     view = scene.views.of(heads.value)
-    if view is None or len(view.axes) != 4:
-        return None
-    batch, second, third, channels = view.axes
-    by_head = heads.layout is Layout.BHSD
-    pattern = Pattern(
-        batch=batch,
-        heads=second if by_head else third,
-        length=third if by_head else second,
-        channels=channels,
-        offset=view.offset,
-    )
-    return pattern, view
+    pattern = None if view is None else Pattern.of(view, heads.layout)
+    return None if view is None or pattern is None else (pattern, view)
 
 
 def _agreed(found: list[Heads | None], otherwise: Heads) -> Heads:
@@ -102,13 +92,8 @@ def _lowered(heads: Heads, scenes: Sequence[Scene]) -> Heads:
         if dims is None or len(dims) != 4:
             return heads
         places = [place for place in landings(heads.value, scene) if not place.cast]
-        batch, second, third, channels = places[0].view.axes
-        by_head = heads.layout is Layout.BHSD
-        pattern = Pattern(
-            batch=batch,
-            heads=second if by_head else third,
-            length=third if by_head else second,
-            channels=channels,
-        )
+        pattern = Pattern.of(places[0].view, heads.layout)
+        if pattern is None:
+            return heads
         found.append(bound(pattern, [(p.value, p.view) for p in reversed(places)]))
     return _agreed(found, heads)
