@@ -113,23 +113,40 @@ def is_hidden(added: NDArray[np.floating], limit: float) -> Bools:
 def contents_of(
     values: Sequence[ir.Value], scene: Scene, seed: int
 ) -> Mapping[ir.Value, np.ndarray] | None:
-    """Flags and biases for everything the masks are computed from; in some rows all are alike."""
+    """Flags and biases for everything the masks are computed from; in some rows all are alike.
+
+    A bias computed from queries is no number where those are infinite: it gets content of its own.
+    """
     random = np.random.default_rng(seed)
     found: dict[ir.Value, np.ndarray] = {}
     for value in sorted(
         set().union(*(scene.context.sources(v) for v in values)), key=lambda v: v.name or ""
     ):
-        dims, kind = scene.dims(value), scene.dtype(value)
-        if dims is None or kind is None:
+        content = _random_content(value, scene, random)
+        if content is None:
             return None
-        flags = random.random(dims) < 0.5
-        if flags.ndim:
-            row = random.random((*dims[:-1], 1))
-            flags = (flags & (row < 0.7)) | (row < 0.3)
-        if kind == ir.DataType.BOOL:
-            found[value] = flags
-        elif kind.is_floating_point():
-            found[value] = np.where(flags, 0.0, -np.inf).astype(kind.numpy())
-        else:
-            found[value] = flags.astype(kind.numpy())
+        found[value] = content
+    view = scene.context.sized(scene.shapes.sizes, found)
+    for value in values:
+        array = view.array(value)
+        if array is not None and array.dtype.kind == "f" and np.isnan(array).any():
+            content = _random_content(value, scene, random)
+            if content is None:
+                return None
+            found[value] = content
     return found
+
+
+def _random_content(
+    value: ir.Value, scene: Scene, random: np.random.Generator
+) -> np.ndarray | None:
+    dims, kind = scene.dims(value), scene.dtype(value)
+    if dims is None or kind is None:
+        return None
+    flags = random.random(dims) < 0.5
+    if flags.ndim:
+        row = random.random((*dims[:-1], 1))
+        flags = (flags & (row < 0.7)) | (row < 0.3)
+    if kind.is_floating_point():
+        flags = np.where(flags, 0.0, -np.inf)
+    return np.asarray(flags).astype(kind.numpy())

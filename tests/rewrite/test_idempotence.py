@@ -101,3 +101,46 @@ def test_twice_is_once_and_back_is_the_same(kind: str, form: str, evaluator: Eva
     for stated in (*one, *two):
         stated["fill"] = "-inf" if stated["fill"] == "min" else stated["fill"]
     assert two == one
+
+
+BIAS_OF_QUERIES = """
+<ir_version: 10, opset_import: ["" : 23]>
+g (float[batch,4,6,8] q, float[batch,4,6,8] k, float[batch,4,6,8] v, float[6,8] table)
+  => (float[batch,4,6,8] y)
+{
+  bias = <bias>
+  scaled = Constant<value_float = 0.25>()
+  turned = Transpose<perm = [0, 1, 3, 2]>(k)
+  products = MatMul(q, turned)
+  scores = Mul(products, scaled)
+  biased = Add(scores, bias)
+  weights = Softmax<axis = -1>(biased)
+  y = MatMul(weights, v)
+}"""
+WAYS = {
+    "einsum": 'Einsum<equation = "bhqd,kd->bhqk">(q, table)',
+    "matmul": "MatMul(q, turned_table)\n  turned_table = Transpose<perm = [1, 0]>(table)",
+    "sums": (
+        "ReduceSum<keepdims = 0>(pairs, last)\n"
+        "  last = Constant<value_ints = [-1]>()\n"
+        "  three = Constant<value_ints = [3]>()\n"
+        "  apart = Unsqueeze(q, three)\n"
+        "  pairs = Mul(apart, table)"
+    ),
+}
+"""How a relative position's bias is made of queries (SAM, DeBERTa)."""
+
+
+@pytest.mark.parametrize("form", ["onnx", "ort-mha"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bias_of_queries_comes_back(way: str, form: str, evaluator: Evaluator) -> None:
+    model = ir.from_onnx_text(BIAS_OF_QUERIES.replace("<bias>", WAYS[way]))
+    model.graph.sort()
+    done = _rewritten(recognise(model), form, evaluator)
+    assert [o.status for o in done.outcomes.values()] == ["fused"], done.outcomes
+    found = recognise(done.model, evaluator=evaluator)
+    assert _bytes(_rewritten(found, form, evaluator).model) == _bytes(done.model)
+    back = recognise(_rewritten(found, "primitive", evaluator).model, evaluator=evaluator)
+    one, two = ([site.spec.to_json() for site in each.sites] for each in (found, back))
+    assert two == one
+    assert found.sites[0].spec.to_json()["mask"] == ["bias"]
