@@ -82,16 +82,11 @@ class Trial:
             self._stop("error", f"load: {loaded.reason}")
             return
         self.found["load_ms"] = loaded.value.load_ms
-        if loaded.value.cannot_run is not None:
-            self._say_what_was_built(compiled.value)
-            self._stop("built", loaded.value.cannot_run.reason)
-
-    def _say_what_was_built(self, artifact: Any) -> None:
-        """The builder's own report, where it makes one: what each attention became."""
-        report = getattr(artifact, "placement", None)
-        if report is not None:
-            stated = report(self.candidate.graph)
-            self.found["placement"] = PlacementRecord.from_json(stated.to_json())
+        cannot = loaded.value.cannot_run
+        if cannot is not None:
+            if cannot.placement is not None:
+                self.found["placement"] = PlacementRecord.from_json(cannot.placement.to_json())
+            self._stop("built", cannot.reason)
 
     def judge(
         self,

@@ -94,7 +94,7 @@ class _Destination:
             (target, precision)
             for target in wanted
             for precision in self.precisions
-            if not getattr(target, "builds_slowly", False)
+            if not target.builds_slowly
             and isinstance(target.availability().run, Available)
         ]
 
@@ -243,10 +243,10 @@ class _Exporter:
             loads=lambda model: check.refusal(model, destination.loaders()),
             settings=RewriteSettings(seed=self._settings.seed),
         )
-        model = done.model
-        if getattr(destination.target, "coarse_sines", False):
+        model, target = done.model, destination.target
+        if target is not None and target.coarse_sines:
             model, _ = with_own_sines(model)
-        if getattr(destination.target, "contrib_gelu", False):
+        if target is not None and target.contrib_gelu:
             model = with_contrib_gelus(model)
         return replace(done, model=model)
 

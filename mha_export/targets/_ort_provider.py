@@ -22,6 +22,7 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 
@@ -43,7 +44,7 @@ class PluginFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrtProviderTarget:
+class OrtProviderTarget(Target):
     """One provider (:class:`mha_export.targets.Target`).
 
     Attributes:
@@ -66,7 +67,6 @@ class OrtProviderTarget:
     plugin: PluginFiles | None = None
     device_file: str | None = None
     context: bool = False
-    precisions: tuple[str, ...] = ()
     default_forms: tuple[str, ...] = ("primitive",)
     max_opset: int = 22
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -38,8 +38,6 @@ from mha_export.targets._target import (
 )
 from mha_export.targets._worker import Job, Limits, Outcome, Worker
 
-SECONDS = 120.0
-"""For one graph; a target whose runs are slow for a known reason says more (``probe_seconds``)."""
 COMPUTED_IN = {"f16": DType.FP16, "bf16": DType.BF16}
 """Precisions a runtime computes in whatever the graph says, as dtypes of the error bounds."""
 
@@ -169,8 +167,7 @@ def probe_one(worker: Worker, target: str, precision: str | None, one: Probe) ->
         runs = runs[:1]  # its dimensions are those of the first case
     feeds = [run.feeds() for run in runs]
     job = Job(function=observe, args=(target, precision, model_bytes(one.model), feeds))
-    seconds = getattr(target_named(target), "probe_seconds", SECONDS)
-    outcome = worker.call(job, limits=Limits(seconds=seconds))
+    outcome = worker.call(job, limits=Limits(seconds=target_named(target).probe_seconds))
     state, error, message = _judge(outcome, runs)
     findings = outcome.value if outcome.ok else None
     return Capability(
@@ -243,19 +240,14 @@ def observe(target: str, precision: str | None, model: bytes, feeds: Sequence[Fe
             precision=precision,
             threads=1,
             workdir=Path(name) / "built",
-            extra=getattr(chosen, "probe_settings", {}),
+            extra=chosen.probe_settings,
         )
         try:
-            artifact: Any = chosen.compile(Program(graphs={"main": path}), options)
-            session = artifact.load()
+            session = chosen.compile(Program(graphs={"main": path}), options).load()
         except Exception as error:
             return Findings(stage=_stage_of(error, "load"), message=str(error))
         if isinstance(session, CannotRun):
-            return Findings(
-                stage="built",
-                placement=artifact.placement(),
-                unread=tuple(artifact.unread.get("main", ())),
-            )
+            return Findings(stage="built", placement=session.placement, unread=session.unread)
         outputs = []
         try:
             for one in feeds:

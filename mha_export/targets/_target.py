@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -111,10 +112,17 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class CannotRun:
-    """The artifact was built but has no device to run on here."""
+    """The artifact was built but has no device to run on here.
+
+    Attributes:
+        placement: what the builder says of the graph's layers; None: it makes no report.
+        unread: inputs of the graph that what was built ignores. Any here makes its results wrong.
+    """
 
     reason: str
     fix: str
+    placement: Placement | None = None
+    unread: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -136,23 +144,36 @@ class Session(Protocol):
 class Artifact(Protocol):
     """A compiled program: files that load again without compiling."""
 
-    files: tuple[Path, ...]
-    compile_ms: float
+    @property
+    def files(self) -> tuple[Path, ...]: ...
+
+    @property
+    def compile_ms(self) -> float: ...
 
     def load(self, graph: str = "main") -> Session | CannotRun: ...
 
 
 @runtime_checkable
 class Target(Protocol):
-    """One runtime on one kind of device."""
+    """One runtime on one kind of device; targets inherit from it, for what is stated here once."""
 
     name: str
     summary: str
-    precisions: tuple[str, ...]
-    """Precisions the runtime can be told to compute in; empty where the graph decides."""
     default_forms: tuple[str, ...]
     """Forms to try at each site, best first; ``primitive`` is always the last resort."""
     max_opset: int
+    precisions: tuple[str, ...] = ()
+    """Precisions the runtime can be told to compute in; empty where the graph decides."""
+    builds_slowly: bool = False
+    """Exports do not load their files on it to see whether it takes them."""
+    coarse_sines: bool = False
+    """Its sines may be off by more than rotary keys bear: exports write them out."""
+    contrib_gelu: bool = False
+    """It has a kernel for com.microsoft's Gelu and none for ai.onnx's: exports take the former."""
+    probe_seconds: float = 120.0
+    """What one probe may take."""
+    probe_settings: Mapping[str, str] = MappingProxyType({})
+    """``CompileOptions.extra`` of probes."""
 
     def availability(self) -> Availability: ...
 

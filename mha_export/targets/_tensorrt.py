@@ -78,6 +78,8 @@ class TensorRtArtifact:
             return CannotRun(
                 reason=f"a {self.module} engine runs on an NVIDIA GPU; none is here",
                 fix="copy the engine to a machine with a GPU of one of its compute capabilities",
+                placement=self.placement(graph),
+                unread=self.unread[graph],
             )
         from mha_export.targets._tensorrt_session import TensorRtSession
 

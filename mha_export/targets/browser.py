@@ -19,11 +19,12 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 
 
-class BrowserTarget:
+class BrowserTarget(Target):
     """ONNX Runtime Web in a real browser."""
 
     name = "browser"

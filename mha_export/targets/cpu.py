@@ -10,18 +10,18 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 
 FIX = "pip install 'mha-export[cpu]'"
 
 
-class OrtCpuTarget:
+class OrtCpuTarget(Target):
     """ONNX Runtime's CPU provider: the artifact is the optimised model, threads do not spin."""
 
     name = "cpu"
     summary = "ONNX Runtime on the CPU"
-    precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "ort-mha", "ort-gqa", "primitive")
     max_opset = 25
 

@@ -18,6 +18,7 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 
@@ -26,12 +27,11 @@ CUDA_GRAPH = "cuda_graph"
 """Key of ``CompileOptions.extra``: ``1`` captures the runs of ``time`` (fixed shapes)."""
 
 
-class OrtCudaTarget:
+class OrtCudaTarget(Target):
     """ONNX Runtime's CUDA provider, inputs and outputs bound on the device while timing."""
 
     name = "cuda"
     summary = "ONNX Runtime CUDA provider (NVIDIA GPU)"
-    precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "ort-mha", "ort-gqa", "primitive")
     max_opset = 25
 

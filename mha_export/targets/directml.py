@@ -21,18 +21,18 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 
 FIX = "on Windows 10 or newer: pip install 'mha-export[directml]' (instead of onnxruntime)"
 
 
-class DirectMlTarget:
+class DirectMlTarget(Target):
     """ONNX Runtime on any DirectX 12 device."""
 
     name = "directml"
     summary = "ONNX Runtime DirectML provider (Windows; a lab on Linux)"
-    precisions: tuple[str, ...] = ()
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 22
     coarse_sines = True

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from mha_export.targets._javascript import JsArtifact, javascript_availability, pack_for_javascript
-from mha_export.targets._target import Availability, CompileOptions, Program
+from mha_export.targets._target import Availability, CompileOptions, Program, Target
 
 
-class NodeTarget:
+class NodeTarget(Target):
     """ONNX Runtime in Node.js."""
 
     name = "node"
     summary = "onnxruntime-node (Node.js, CPU)"
-    precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "ort-mha", "ort-gqa", "primitive")
     max_opset = 25
 

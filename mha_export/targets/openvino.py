@@ -33,6 +33,7 @@ from mha_export.targets._target import (
     Placement,
     Program,
     State,
+    Target,
     Unavailable,
 )
 
@@ -127,7 +128,7 @@ class OpenVinoArtifact:
         return OpenVinoSession(self, graph)
 
 
-class OpenVinoTarget:
+class OpenVinoTarget(Target):
     """OpenVINO on the CPU, in the precision asked for (default f32)."""
 
     name = "openvino"

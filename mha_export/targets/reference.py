@@ -25,6 +25,7 @@ from mha_export.targets._target import (
     CompileOptions,
     Placement,
     Program,
+    Target,
 )
 
 if TYPE_CHECKING:
@@ -114,12 +115,11 @@ class ReferenceArtifact:
         return ReferenceSession(ir.load(self.models[graph]))
 
 
-class ReferenceTarget:
+class ReferenceTarget(Target):
     """onnx's ``ReferenceEvaluator``."""
 
     name = "reference"
     summary = "the ONNX project's reference implementation (numpy)"
-    precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "primitive")
     max_opset = 26
 

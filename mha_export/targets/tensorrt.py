@@ -17,6 +17,7 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 from mha_export.targets._tensorrt import TensorRtArtifact, build_program
@@ -27,13 +28,12 @@ FIX = (
 )
 
 
-class TensorRtTarget:
+class TensorRtTarget(Target):
     """TensorRT 10.9 or newer, strongly typed."""
 
     name = "tensorrt"
     summary = "TensorRT (NVIDIA GPU)"
     builds_slowly = True
-    precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "primitive")
     max_opset = 24
 

@@ -19,6 +19,7 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 from mha_export.targets._tensorrt import CAPABILITIES, TensorRtArtifact, build_program
@@ -26,13 +27,12 @@ from mha_export.targets._tensorrt import CAPABILITIES, TensorRtArtifact, build_p
 FIX = "pip install 'mha-export[tensorrt-rtx]' (proprietary licence of NVIDIA)"
 
 
-class TensorRtRtxTarget:
+class TensorRtRtxTarget(Target):
     """TensorRT-RTX through its own API, for named compute capabilities."""
 
     name = "tensorrt-rtx"
     summary = "TensorRT-RTX ahead-of-time build"
     builds_slowly = True
-    precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "primitive")
     max_opset = 24
     probe_settings: Mapping[str, str] = MappingProxyType({CAPABILITIES: "SM89"})

@@ -26,6 +26,7 @@ from mha_export.targets._target import (
     CompileOptions,
     Placement,
     Program,
+    Target,
     Unavailable,
 )
 
@@ -143,12 +144,11 @@ class TractArtifact:
         return TractSession(self.models[graph])
 
 
-class TractTarget:
+class TractTarget(Target):
     """tract on the CPU."""
 
     name = "tract"
     summary = "tract (Rust, CPU)"
-    precisions: tuple[str, ...] = ()
     default_forms = ("onnx", "primitive")
     max_opset = 24
 

@@ -27,6 +27,7 @@ from mha_export.targets._target import (
     CompileOptions,
     Program,
     State,
+    Target,
     Unavailable,
 )
 
@@ -34,12 +35,11 @@ FIX = "pip install 'mha-export[webgpu]'"
 ICD = "vk_swiftshader_icd.json"
 
 
-class WebGpuTarget:
+class WebGpuTarget(Target):
     """ONNX Runtime on WebGPU (Dawn), outside a browser."""
 
     name = "webgpu"
     summary = "ONNX Runtime WebGPU provider (Vulkan, D3D12 or Metal)"
-    precisions: tuple[str, ...] = ()
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 24
     coarse_sines = True

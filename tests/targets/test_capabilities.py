@@ -203,7 +203,9 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch) -> No
     write_cached(target, None, target.availability(), MATRIX)
 
 
-def test_an_absent_target_probes_to_an_empty_matrix() -> None:
+def test_an_absent_target_probes_to_an_empty_matrix(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MHA_EXPORT_DIRECTML_LAB", str(tmp_path))
+    monkeypatch.setattr("platform.system", lambda: "Linux")
     found = probe(target_named("directml"))
     assert found.rows == ()
     assert found.source == "none"

@@ -11,6 +11,7 @@ from mha_export.errors import InputError
 from mha_export.targets import (
     Availability,
     Available,
+    Target,
     Unavailable,
     all_targets,
     parse_target,
@@ -29,6 +30,7 @@ def test_the_registry_begins_with_the_dependable_ones_and_has_no_duplicates() ->
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_every_target_keeps_the_protocol(target) -> None:
+    assert isinstance(target, Target)
     assert target_named(target.name) is target
     assert target.default_forms[-1] == "primitive"
     assert target.summary

@@ -114,6 +114,7 @@ def test_an_engine_does_not_run_without_a_gpu(tmp_path) -> None:
     cannot = artifact.load()
     assert isinstance(cannot, CannotRun)
     assert "GPU" in cannot.reason
+    assert cannot.placement == artifact.placement()
 
 
 @builds
@@ -136,6 +137,8 @@ def test_an_ignored_input_is_found_in_the_engine(tmp_path) -> None:
     )
     artifact = RTX.compile(program, CompileOptions(workdir=tmp_path / "built"))
     assert artifact.unread["main"] == ("lengths",)
+    loaded = artifact.load()
+    assert not isinstance(loaded, CannotRun) or loaded.unread == ("lengths",)
 
 
 @builds
