@@ -20,7 +20,7 @@ import numpy as np
 from mha_export.bounds import Judgement, error_bounds, judge
 from mha_export.cases import Battery, cases
 from mha_export.errors import InputError
-from mha_export.measure.feeds import feeds, oracle_outputs
+from mha_export.feeds import feeds, oracle_outputs
 from mha_export.measure.reference_run import Expected, ModelReference, OutputBounds, as_rows
 from mha_export.oracle import attention
 from mha_export.report.records import CaseRecord, CaseStatus, ParityRecord

@@ -22,8 +22,8 @@ import onnx_ir as ir
 
 from mha_export.cases import sized_case
 from mha_export.errors import InputError
+from mha_export.feeds import feeds
 from mha_export.forms import FormParams, Unsupported, all_forms, build_model, form_named
-from mha_export.measure.feeds import feeds
 from mha_export.measure.latency import Contender, LatencySettings, Timing, measure_latency
 from mha_export.spec import AttentionSpec, Dim, DType
 from mha_export.targets import CompileOptions, Limits, Program, TargetWorker

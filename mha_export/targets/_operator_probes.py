@@ -13,9 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.cases import Case
+from mha_export.feeds import Arrays
 from mha_export.spec import AttentionSpec, Dim, DType, EmptyRow, MaskSpec
 from mha_export.targets._features import CAUSAL, DECODER, FEATURES, PLAIN
-from mha_export.targets._probe_cases import SCENARIOS, Arrays, Probe
+from mha_export.targets._probe_cases import SCENARIOS, Probe
 
 MHA = "com.microsoft.MultiHeadAttention"
 GQA = "com.microsoft.GroupQueryAttention"

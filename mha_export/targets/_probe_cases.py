@@ -12,25 +12,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from mha_export.bounds import ErrorBounds, copy_floor, error_bounds, judge, score_bounds
 from mha_export.cases import Case, cases
+from mha_export.feeds import Arrays, feeds, oracle_outputs
 from mha_export.forms import FormParams, all_forms, build_model, form_named
-from mha_export.oracle import OracleInputs, OracleResult, RotaryInputs, attention
-from mha_export.spec import AttentionSpec, DType, RotaryStyle
+from mha_export.oracle import OracleResult, attention
+from mha_export.spec import AttentionSpec, DType
 from mha_export.targets._features import FEATURES, features_of
 
-Arrays = dict[str, np.ndarray]
-
-NUMPY = {
-    DType.FP32: np.dtype(np.float32),
-    DType.FP16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.FP64: np.dtype(np.float64),
-}
 SCENARIOS = (
     *("ordinary", "decode", "poison", "no_past", "short_query", "many_queries", "empty_row"),
     *("softcap_saturating", "window_edge", "left_padding", "holes"),
@@ -95,22 +87,24 @@ class Run:
         return self.answer.case
 
     def feeds(self) -> Arrays:
-        feeds = form_feeds(self.probe.spec, self.case.inputs)
+        made = feeds(self.probe.spec, self.case.inputs)
         if "." in self.probe.form:
             from mha_export.targets._operator_probes import operator_feeds
 
-            return operator_feeds(self.probe.model, self.case, feeds)
-        return feeds
+            return operator_feeds(self.probe.model, self.case, made)
+        return made
 
     def judge(self, outputs: Mapping[str, np.ndarray]) -> tuple[str, float, str | None]:
         """(``ok``, ``imprecise`` or ``wrong``; largest error; what is wrong)."""
         spec = self.probe.spec.replace(io_dtype=self.probe.computed_in)
         worst, error, reason = "ok", 0.0, None
+        outputs = oracle_outputs(spec, outputs)
         for name, bounds, wanted in self.answer.outputs:
             if name not in outputs:
                 return "wrong", float("inf"), f"no output '{name}'"
-            got = _oracle_layout(spec, name, np.asarray(outputs[name]), wanted)
-            found = judge(got, wanted, bounds.ensemble, bounds.floor, coarse=bounds.coarse)
+            found = judge(
+                outputs[name], wanted, bounds.ensemble, bounds.floor, coarse=bounds.coarse
+            )
             error = max(error, found.max_abs)
             if found.status == "fail":
                 return "wrong", found.max_abs, f"{self.case.name}: {name}: {found.reason}"
@@ -158,61 +152,6 @@ def _form_probe(name: str, feature: str, dtype: DType, opset: int, computed_in: 
         model=build_model(form_named(name), spec, FormParams(opset=opset)),
         computed_in=computed_in,
     )
-
-
-def form_feeds(spec: AttentionSpec, inputs: OracleInputs) -> Arrays:
-    """The inputs of a canonical graph: heads merged, the cache in its layout, the I/O dtype."""
-    dtype = NUMPY[spec.io_dtype]
-    feeds: Arrays = {}
-    for name, array in inputs.named():
-        if name.startswith("rotary."):
-            continue
-        if name in ("query", "key", "value"):
-            array = merge_heads(array)
-        elif name.startswith("past") and spec.cache is not None and spec.cache.layout == "bshd":
-            array = array.swapaxes(1, 2)
-        kind = array.dtype.kind
-        feeds[name] = np.asarray(array if kind in "bi" else array.astype(dtype), order="C")
-    if inputs.rotary is not None:
-        feeds |= _rotary_feeds(spec, inputs.rotary, dtype)
-    return feeds
-
-
-def _rotary_feeds(spec: AttentionSpec, rotary: RotaryInputs, dtype: np.dtype) -> Arrays:
-    assert spec.rotary is not None
-    half = spec.rotary.dim // 2
-    feeds: Arrays = {}
-    for name in ("cos", "sin", "key_cos", "key_sin"):
-        table = getattr(rotary, name)
-        if table is None:
-            continue
-        if table.shape[-1] != half:
-            first = spec.rotary.style is RotaryStyle.HALF
-            table = table[..., :half] if first else table[..., ::2]
-        feeds[name] = np.ascontiguousarray(table).astype(dtype)
-    if rotary.position_ids is not None:
-        feeds["position_ids"] = rotary.position_ids.astype(np.int64)
-    return feeds
-
-
-def merge_heads(x_bhsd: np.ndarray) -> np.ndarray:
-    """[b, h, s, d] to [b, s, h * d]."""
-    b, h, s, d = x_bhsd.shape
-    return np.ascontiguousarray(x_bhsd.swapaxes(1, 2)).reshape(b, s, h * d)
-
-
-def _oracle_layout(
-    spec: AttentionSpec, name: str, got: np.ndarray, wanted: np.ndarray
-) -> np.ndarray:
-    if name == "output" and got.ndim == 3 and spec.combine == "concat":
-        b, s, m = got.shape
-        if m % spec.q_heads == 0:
-            got = got.reshape(b, s, spec.q_heads, m // spec.q_heads).swapaxes(1, 2)
-    if name.startswith("present") and spec.cache is not None and spec.cache.layout == "bshd":
-        got = got.swapaxes(1, 2)
-    if name.startswith("present") and spec.cache is not None and spec.cache.growth != "concat":
-        got = got[:, :, : wanted.shape[2]]
-    return got
 
 
 def _expected(

@@ -9,8 +9,8 @@ import numpy as np
 from onnx_cases import Expressed, attention_cases, read_case
 from runtimes import SESSIONS
 
+from mha_export.feeds import feeds, oracle_outputs
 from mha_export.forms import FormParams, all_forms, build_model
-from mha_export.measure.feeds import feeds, oracle_outputs
 from mha_export.spec import DType
 
 CONTRIB_OPSET = 23

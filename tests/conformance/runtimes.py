@@ -13,8 +13,8 @@ import onnx_ir as ir
 from mha_export.bounds import Judgement, copy_floor, error_bounds, judge, score_bounds
 from mha_export.cases import Case, cases
 from mha_export.evaluator import Evaluator
+from mha_export.feeds import Arrays, feeds, oracle_outputs
 from mha_export.forms import FormParams, build_model, form_named
-from mha_export.measure.feeds import Arrays, feeds, oracle_outputs
 from mha_export.oracle import OracleResult, attention
 from mha_export.spec import AttentionSpec, DType
 

@@ -9,8 +9,8 @@ import pytest
 from runtimes import SESSIONS, compare
 
 from mha_export.cases import Case, cases
+from mha_export.feeds import feeds, oracle_outputs
 from mha_export.forms import FormParams, all_forms, build_model, form_named
-from mha_export.measure.feeds import feeds, oracle_outputs
 from mha_export.spec import (
     AttentionSpec,
     CacheSpec,

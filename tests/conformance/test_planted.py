@@ -9,8 +9,8 @@ from features import FEATURES
 from runtimes import OrtSession, compare
 
 from mha_export.cases import cases
+from mha_export.feeds import feeds, oracle_outputs
 from mha_export.forms import FormParams, build_model, form_named
-from mha_export.measure.feeds import feeds, oracle_outputs
 from mha_export.spec import AttentionSpec, CausalAlignment, MaskSpec, RotaryStyle
 
 PLANTED: dict[str, tuple[str, Any]] = {

@@ -15,10 +15,10 @@ from runtimes import Finding, OrtSession, ReferenceSession, compare
 from strategies import attention_specs
 
 from mha_export.cases import Case, cases
+from mha_export.feeds import feeds, merge_heads, oracle_outputs
 from mha_export.forms import FormParams, Unsupported, build_model, form_named
 from mha_export.forms import grouped as module
 from mha_export.forms._grouping import Groups
-from mha_export.measure.feeds import feeds, merge_heads, oracle_outputs
 from mha_export.oracle import OracleInputs, attention
 from mha_export.spec import (
     AttentionSpec,

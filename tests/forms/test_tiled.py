@@ -17,13 +17,13 @@ from strategies import attention_specs
 
 from mha_export.cases import Case, cases
 from mha_export.errors import InputError
+from mha_export.feeds import feeds, oracle_outputs
 from mha_export.forms import FormParams, Unsupported, build_model, form_named
 from mha_export.forms._counts import Count, Counts, Span
 from mha_export.forms._grouping import Groups
 from mha_export.forms._layout import Sizes
 from mha_export.forms._tile_mask import TileMask, visible
 from mha_export.forms._tiles import MOST_TILES, Cuts, default_tiles
-from mha_export.measure.feeds import feeds, oracle_outputs
 from mha_export.operands import Heads, Layout, Operands, ScoreMask
 from mha_export.oracle import attention
 from mha_export.spec import (

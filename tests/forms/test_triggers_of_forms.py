@@ -14,8 +14,8 @@ from runtimes import OrtSession, ReferenceSession, findings
 
 from mha_export.bounds import error_bounds, judge
 from mha_export.cases import cases
+from mha_export.feeds import feeds, oracle_outputs
 from mha_export.forms import FormParams, all_forms, build_model, form_named
-from mha_export.measure.feeds import feeds, oracle_outputs
 from mha_export.oracle import OracleInputs, attention
 from mha_export.spec import (
     AttentionSpec,

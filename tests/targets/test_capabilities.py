@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mha_export.errors import InputError
+from mha_export.feeds import merge_heads
 from mha_export.forms import FormParams, all_forms, form_named
 from mha_export.oracle import attention
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, DType, MaskSpec
@@ -319,6 +320,15 @@ def test_a_wrong_cache_output_is_wrong() -> None:
     assert state == "wrong"
     assert message is not None
     assert "present_key" in message
+
+
+@pytest.mark.parametrize("cut", [1, 16], ids=["no multiple of the heads", "one head less"])
+def test_an_output_of_another_width_is_wrong(cut) -> None:
+    one = _probe("plain")
+    outputs = [{"output": merge_heads(exact["output"])[..., :-cut].copy()} for exact in _exact(one)]
+    state, _, message = _judge(_ran(*outputs, placement=COMPLETE), list(one.runs()))
+    assert state == "wrong"
+    assert "expected [" in str(message)
 
 
 def _found(**findings: Any) -> Outcome[Findings]:

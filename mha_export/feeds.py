@@ -1,4 +1,4 @@
-"""Graph inputs of a canonical graph from the oracle's operands, and the outputs back.
+"""Graph inputs of a canonical graph from the oracle's operands, and its outputs back.
 
 The oracle speaks [b, heads, length, dim]; a canonical graph reads [b, length, heads * dim], and
 cache tensors in the layout the spec states.
@@ -16,24 +16,28 @@ from mha_export.spec import AttentionSpec, RotaryStyle
 
 Arrays = dict[str, np.ndarray]
 
-_INTEGER = ("key_padding", "kv_lengths", "prefix_lengths", "document_ids")
-
 
 def feeds(spec: AttentionSpec, inputs: OracleInputs) -> Arrays:
-    """The inputs by name of the canonical graph of ``spec`` without projections."""
-    dtype = numpy_dtype(spec.io_dtype)
-    made: Arrays = {"query": merge_heads(inputs.query), "key": merge_heads(inputs.key)}
-    if inputs.value is not None:
-        made["value"] = merge_heads(inputs.value)
+    """The inputs by name of the canonical graph of ``spec`` without projections.
+
+    Floating-point ones are of ``spec.io_dtype``; masks, lengths and ids stay what they are.
+    """
+    made: Arrays = {}
     for name, array in inputs.named():
-        if name in ("query", "key", "value") or name.startswith("rotary."):
+        if name.startswith("rotary."):
             continue
-        if name.startswith("past") and spec.cache is not None and spec.cache.layout == "bshd":
+        if name in ("query", "key", "value"):
+            array = merge_heads(array)
+        elif name.startswith("past") and spec.cache is not None and spec.cache.layout == "bshd":
             array = array.swapaxes(1, 2)
         made[name] = array
     if inputs.rotary is not None:
         made |= _rotary(spec, inputs.rotary)
-    return {name: _typed(name, array, dtype) for name, array in made.items()}
+    dtype = numpy_dtype(spec.io_dtype)
+    return {
+        name: np.ascontiguousarray(array if array.dtype.kind in "bi" else array.astype(dtype))
+        for name, array in made.items()
+    }
 
 
 def merge_heads(x_bhsd: np.ndarray) -> np.ndarray:
@@ -49,14 +53,23 @@ def split_heads(x_bsm: np.ndarray, heads: int) -> np.ndarray:
 
 
 def oracle_outputs(spec: AttentionSpec, outputs: Mapping[str, np.ndarray]) -> Arrays:
-    """What a canonical graph without projections gave, in the oracle's shapes."""
+    """What a canonical graph without projections gave, in the oracle's shapes.
+
+    An ``output`` that cannot be split into the spec's heads stays as it is: whoever compares it
+    sees its shape.
+    """
     made = dict(outputs)
-    if spec.combine == "concat":
-        made["output"] = split_heads(made["output"], spec.q_heads)
+    output = made.get("output")
+    if spec.combine == "concat" and output is not None and _is_heads(output, spec.q_heads):
+        made["output"] = split_heads(output, spec.q_heads)
     for name in ("present_key", "present_value"):
         if name in made and spec.cache is not None and spec.cache.layout == "bshd":
             made[name] = made[name].swapaxes(1, 2)
     return made
+
+
+def _is_heads(array: np.ndarray, heads: int) -> bool:
+    return array.ndim == 3 and array.shape[-1] % heads == 0
 
 
 def _rotary(spec: AttentionSpec, rotary: RotaryInputs) -> Arrays:
@@ -76,11 +89,3 @@ def _half(spec: AttentionSpec, table: np.ndarray) -> np.ndarray:
     if table.shape[-1] == half:
         return table
     return table[..., :half] if spec.rotary.style is RotaryStyle.HALF else table[..., ::2]
-
-
-def _typed(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if name == "keep":
-        return np.ascontiguousarray(array, dtype=np.bool_)
-    if name in _INTEGER or name == "position_ids":
-        return np.ascontiguousarray(array, dtype=np.int64)
-    return np.ascontiguousarray(array).astype(dtype)
