@@ -103,8 +103,8 @@ def _is_decomposed(powers: ir.Value, scene: Scene) -> bool:
 
 
 _ON_THE_WAY = frozenset(
-    {"Add", "Cast", "Clip", "Expand", "Identity", "Max", "Reshape", "Squeeze", "Sum", "Transpose",
-     "Unsqueeze", "Where"}
+    {"Add", "Cast", "Clip", "Expand", "Identity", "Max", "Mul", "Pow", "Reshape", "Squeeze", "Sub",
+     "Sum", "Transpose", "Unsqueeze", "Where"}
 )  # fmt: skip
 """What may be done to a sum before something is divided by it."""
 

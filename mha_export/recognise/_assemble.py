@@ -168,6 +168,12 @@ def _sinks(draft: Draft, scene: Scene) -> ir.Value | None:
     """One number a head, [h], of the element type that joins the scores."""
     sink = draft.scores.sink
     assert sink is not None
+    number, kind = scene.uniform(sink.value), scene.dtype(sink.value)
+    if number is not None and kind is not None:
+        alike = np.full(draft.roles.q_heads, number).astype(kind.numpy())
+        (found,) = scene.context.derive("Identity", [alike], before=draft.anchor.node)
+        found.type, found.shape = ir.TensorType(kind), ir.Shape(alike.shape)
+        return found
     entry, view = sink.value, sink.view
     while True:
         own = scene.views.of(entry)
@@ -179,7 +185,6 @@ def _sinks(draft: Draft, scene: Scene) -> ir.Value | None:
         if found is not None or node is None or node.op_type != "Cast" or node.inputs[0] is None:
             break
         entry, view = node.inputs[0], View(node.inputs[0], seen.offset, seen.axes)
-    kind = scene.dtype(sink.value)
     if found is None or kind is None or scene.dtype(found) == kind:
         return found
     (cast,) = scene.context.derive("Cast", [found], {"to": int(kind)}, before=draft.anchor.node)

@@ -3,8 +3,9 @@
 A row of ``e V`` is divided by the sum of the same row of ``e``, so the division may come first:
 then it is a softmax like any other. However the sum and the product are written (a contraction with
 ones, einsum, a power of -1, other layouts between), that is told by looking: what the division
-gives must be what its numerator gives where ``e / sum(e)`` stands in place of ``e``. Done in the
-recogniser's copy, where the division is met.
+gives must be what its numerator gives where ``e / sum(e)`` stands in place of ``e``. Where
+something is added to the sum, that is a sink (:mod:`._added_sums`). Done in the recogniser's copy,
+where the division is met.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from mha_export.recognise._adapt import Deriver
+from mha_export.recognise._added_sums import Addition, addition, is_lost, with_column
 from mha_export.recognise._scene import Scene
 
 _PRODUCTS = frozenset({"Einsum", "MatMul"})
@@ -45,7 +48,10 @@ class Quotient:
 
 
 def divide_first(model: ir.Model, scenes: Sequence[Scene]) -> None:
-    """Move every division that comes after ``e V`` before it, and write its sum as a ReduceSum."""
+    """Move every division that comes after ``e V`` before it, its sum written as a ReduceSum.
+
+    Or, where a sink is added to the sum, as a softmax over one more column.
+    """
     if not any(node.op_type == "Exp" for node in model.graph.all_nodes()):
         return
     moved = [_moved(node, scenes) for node in list(model.graph.all_nodes())]
@@ -73,15 +79,24 @@ def _moved(node: ir.Node, scenes: Sequence[Scene]) -> bool:
     found = quotient(node)
     if found is None or node.graph is None or found.powers.producer() is None:
         return False
-    if found.product is None and (found.whole is not found.powers or _is_plain(found)):
+    added = addition(found.total, found.sums, scenes[0])
+    alone = found.product is None and found.whole is not found.powers
+    if found.product is None and (alone or (added is None and _is_plain(found))):
         return False
     if found.product is not None and not _goes_on_alone(found.product, found.whole):
         return False
     rank = len(scenes[0].dims(found.powers) or ())
-    axis = next((a for a in reversed(range(rank)) if _is_softmax(found, a, scenes)), None)
+    axis = next((a for a in reversed(range(rank)) if _is_softmax(found, a, added, scenes)), None)
     if axis is None:
         return False
-    _rewrite(found, axis, scenes)
+    place = found.node if found.product is None else found.product
+    if added is None or is_lost(found.powers, axis, added, scenes[0]):
+        ahead: ir.Value | None = _divided(found.powers, axis, place, scenes)
+    else:
+        ahead = with_column(found.powers, axis, added, place, scenes)
+    if ahead is None:
+        return False
+    _rewire(found, ahead, scenes)
     return True
 
 
@@ -89,7 +104,9 @@ def _is_plain(found: Quotient) -> bool:
     return found.sums.op_type == "ReduceSum" and found.node.op_type == "Div"
 
 
-def _is_softmax(found: Quotient, axis: int, scenes: Sequence[Scene]) -> bool:
+def _is_softmax(
+    found: Quotient, axis: int, added: Addition | None, scenes: Sequence[Scene]
+) -> bool:
     """Whether the division gives what the numerator makes of normalised exponentials."""
     random = np.random.default_rng(41)
     for scene in scenes:
@@ -102,7 +119,14 @@ def _is_softmax(found: Quotient, axis: int, scenes: Sequence[Scene]) -> bool:
             if value is found.powers or _passed(value) is not found.powers:
                 given[value] = random.uniform(0.5, 2.0, dims)
         powers = given[found.powers]
-        normal = powers / powers.sum(axis=axis, keepdims=True)
+        total = powers.sum(axis=axis, keepdims=True)
+        if added is not None:
+            more = _drawn(added, total.shape, random, scene)
+            if more is None:
+                return False
+            given |= more
+            total = total + (added.number if added.number is not None else more[added.value])
+        normal = powers / total
         looks = [
             scene.context.sized(scene.shapes.sizes, contents, wide=True).array(value)
             for contents, value in (
@@ -117,32 +141,48 @@ def _is_softmax(found: Quotient, axis: int, scenes: Sequence[Scene]) -> bool:
     return True
 
 
-def _rewrite(found: Quotient, axis: int, scenes: Sequence[Scene]) -> None:
-    context = scenes[0].context
-    place = found.node if found.product is None else found.product
-    if context.opset >= 13:
-        inputs: list[ir.Value | np.ndarray | None] = [found.powers, np.array([axis], np.int64)]
-        (total,) = context.derive("ReduceSum", inputs, {"keepdims": 1}, before=place)
+def _drawn(
+    added: Addition, shape: tuple[int, ...], random: np.random.Generator, scene: Scene
+) -> dict[ir.Value, np.ndarray] | None:
+    """Numbers for what is added; None where it does not go with a sum of ``shape``."""
+    dims = scene.dims(added.value)
+    if added.number is not None:
+        return {}
+    if dims is None or len(dims) > len(shape):
+        return None
+    if any(n not in (1, whole) for n, whole in zip(dims[::-1], shape[::-1], strict=False)):
+        return None
+    return {added.value: random.uniform(0.5, 2.0, dims)}
+
+
+def _divided(powers: ir.Value, axis: int, place: ir.Node, scenes: Sequence[Scene]) -> ir.Value:
+    """The exponentials divided by their sum, before ``place``."""
+    derive = Deriver(scenes, place)
+    if scenes[0].context.opset >= 13:
+        axes = np.array([axis], np.int64)
+        total = derive("ReduceSum", [powers, axes], {"keepdims": 1})
     else:
-        attributes = {"axes": (axis,), "keepdims": 1}
-        (total,) = context.derive("ReduceSum", [found.powers], attributes, before=place)
-    (ahead,) = context.derive("Div", [found.powers, total], before=place)
+        total = derive("ReduceSum", [powers], {"axes": (axis,), "keepdims": 1})
+    ahead = derive("Div", [powers, total])
     for made in (total, ahead):
-        if found.powers.dtype is not None:
-            made.dtype = found.powers.dtype
-        maker = made.producer()
-        assert maker is not None
-        for scene in scenes:
-            for given in maker.inputs:
-                constant = None if given is None else given.producer()
-                if constant is not None and constant.op_type == "Constant":
-                    scene.shapes.learn(constant)
-            scene.shapes.learn(maker)
+        if powers.dtype is not None:
+            made.dtype = powers.dtype
+    return ahead
+
+
+def _rewire(found: Quotient, ahead: ir.Value, scenes: Sequence[Scene]) -> None:
+    """Let ``ahead`` stand in place of the exponentials, and nothing divide any more."""
     result = ahead
     if found.product is not None:
+        derive = Deriver(scenes, found.product)
         for index, value in enumerate(found.product.inputs):
-            if value is not None and _passed(value) is found.powers:
-                found.product.replace_input_with(index, ahead)
+            if value is None or _passed(value) is not found.powers:
+                continue
+            kind, stands = scenes[0].dtype(value), ahead
+            if kind is not None and kind != scenes[0].dtype(ahead):
+                stands = derive("Cast", [ahead], {"to": int(kind)})
+                stands.dtype = kind
+            found.product.replace_input_with(index, stands)
         result = found.whole
     old = found.node.outputs[0]
     for user, index in list(old.uses()):

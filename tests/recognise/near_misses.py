@@ -149,11 +149,12 @@ EDITS: Mapping[str, Edit] = {
         changes={"softmax": "sum-other-axis"}, outcome="refused", fits=lambda c: c.softmax == "exp"
     ),
     "one-added-to-the-sum": Edit(
-        changes={"softmax": "exp-plus-one"}, outcome="refused", fits=lambda c: c.softmax == "exp"
+        changes={"softmax": "exp-plus-one"}, outcome="true", fits=lambda c: c.softmax == "exp",
+        told_by={"sinks": True},
     ),
     "one-added-to-the-late-sum": Edit(
-        changes={"softmax": "exp-late-plus-one"}, outcome="refused",
-        fits=lambda c: c.softmax == "exp-late",
+        changes={"softmax": "exp-late-plus-one"}, outcome="true",
+        fits=lambda c: c.softmax == "exp-late", told_by={"sinks": True},
     ),
     "blended-by-the-same-flags": Edit(
         changes={"mask": "blend:inverted"}, outcome="refused", fits=lambda c: c.mask == "blend"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -45,10 +46,37 @@ ATTENTIONS = {
     "  tt = Transpose<perm = [0, 2, 1, 3]>(t)\n  yt = Div(wt, tt)\n"
     "  y = Transpose<perm = [0, 2, 1, 3]>(yt)",
 }  # fmt: skip
+SHIFT = """m = ReduceMax<keepdims = 1>(scores, last)
+  x = Sub(scores, m)
+  f = Exp(x)
+  u = ReduceSum<keepdims = 1>(f, last)
+  """
+ROUNDED = "tiny = Constant<value_float = 1e-9>()\n  "
+LEARNT = "l = Constant<value = float[1,4,1,1] {-1.0, 0.5, 0.0, 2.0}>()\n  "
+SINKS = {
+    "one more": PRODUCT + SUM + "u = Add(t, one)\n  y = Div(w, u)",
+    "one more, divided first": SUM + "u = Add(one, t)\n  p = Div(e, u)\n  y = MatMul(p, v)",
+    "one more by einsum": PRODUCT + EINSUM + "u = Add(t, one)\n  y = Div(w, u)",
+    "one more, its inverse": SUM + "u = Add(one, t)\n  r = Reciprocal(u)\n  p = Mul(e, r)\n"
+    "  y = MatMul(p, v)",
+    "a little more": ROUNDED + SUM + "u = Add(t, tiny)\n  p = Div(e, u)\n  y = MatMul(p, v)",
+    "one more, shifted": SHIFT + "n = Neg(m)\n  c = Exp(n)\n  d = Add(c, u)\n  p = Div(f, d)\n"
+    "  y = MatMul(p, v)",
+    "one more, shifted and divided late": SHIFT + "n = Neg(m)\n  c = Exp(n)\n  d = Add(c, u)\n"
+    "  w = MatMul(f, v)\n  y = Div(w, d)",
+    "a learnt one": LEARNT + SUM + "c = Exp(l)\n  d = Add(t, c)\n  p = Div(e, d)\n"
+    "  y = MatMul(p, v)",
+    "a learnt one, shifted": LEARNT + SHIFT + "n = Sub(l, m)\n  c = Exp(n)\n  d = Add(u, c)\n"
+    "  p = Div(f, d)\n  y = MatMul(p, v)",
+}  # fmt: skip
 OTHERS = {
     "divided by the mean": PRODUCT + "t = ReduceMean<keepdims = 1>(e, last)\n  y = Div(w, t)",
-    "one more": PRODUCT + SUM + "u = Add(t, one)\n  y = Div(w, u)",
-    "one more by einsum": PRODUCT + EINSUM + "u = Add(t, one)\n  y = Div(w, u)",
+    "one less": PRODUCT + SUM + "u = Sub(t, one)\n  y = Div(w, u)",
+    "one more of a shifted sum": SHIFT + "d = Add(u, one)\n  p = Div(f, d)\n  y = MatMul(p, v)",
+    "one more of another shift": SHIFT + "n = Neg(m)\n  half = Mul(n, scale)\n  c = Exp(half)\n"
+    "  d = Add(c, u)\n  p = Div(f, d)\n  y = MatMul(p, v)",
+    "something more a key": SUM + "c = Exp(raw)\n  d = Add(t, c)\n  p = Div(e, d)\n"
+    "  y = MatMul(p, v)",
     "a sum over queries and keys": PRODUCT + "h = Constant<value_ints = [2, 3]>()\n"
     "  t = ReduceSum<keepdims = 1>(e, h)\n  y = Div(w, t)",
     "contracted with twos": PRODUCT + "to = Shape(v)\n  two = Constant<value_float = 2.0>()\n"
@@ -66,6 +94,40 @@ def test_a_softmax_however_it_divides(
     (site,) = recognition.verdicts
     assert site.verdict == "attention", site.to_json()["reason"]
     assert_sound(recognition, random_feeds(model))
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_what_is_added_to_the_sum_is_a_sink(
+    name: str, random_feeds: Callable[..., Any], assert_sound: Callable[..., None]
+) -> None:
+    model = ir.from_onnx_text(GRAPH.format(body=SINKS[name]))
+    recognition = recognise(model)
+    (site,) = recognition.verdicts
+    assert site.verdict == "attention", site.to_json()["reason"]
+    assert site.spec.sinks
+    assert_sound(recognition, random_feeds(model))
+
+
+def test_what_is_lost_beside_a_sum_of_at_least_one_is_nothing(
+    random_feeds: Callable[..., Any], assert_sound: Callable[..., None]
+) -> None:
+    body = ROUNDED + SHIFT + "d = Add(u, tiny)\n  p = Div(f, d)\n  y = MatMul(p, v)"
+    model = ir.from_onnx_text(GRAPH.format(body=body))
+    recognition = recognise(model)
+    (site,) = recognition.verdicts
+    assert not site.spec.sinks
+    assert_sound(recognition, random_feeds(model))
+
+
+def test_exponentials_in_another_type_than_their_product() -> None:
+    """The weights that are divided first are cast as the exponentials were."""
+    half = "h = Cast<to = 10>(e)\n  vh = Cast<to = 10>(v)\n  w = MatMul(h, vh)\n  "
+    total = "t = ReduceSum<keepdims = 1>(h, last)\n  "
+    body = half + total + "yh = Div(w, t)\n  y = Cast<to = 1>(yh)"
+    recognition = recognise(ir.from_onnx_text(GRAPH.format(body=body)))
+    (site,) = recognition.verdicts
+    assert site.verdict == "attention", site.to_json()["reason"]
+    onnx.checker.check_model(ir.to_proto(recognition.model), full_check=True)
 
 
 @pytest.mark.parametrize("name", OTHERS)
