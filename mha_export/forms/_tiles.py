@@ -230,8 +230,9 @@ class Cuts:
             end = min(end, a + offset + mask.right_window + 1)
         if mask.left_window is not None:
             start = max(start, e - 1 + offset - mask.left_window)
-        if mask.block is not None and (a + offset) // mask.block != (e - 1 + offset) // mask.block:
-            return None
+        if mask.block is not None:
+            start = max(start, (e - 1 + offset) // mask.block * mask.block)
+            end = min(end, ((a + offset) // mask.block + 1) * mask.block)
         return Span(start=start, end=end) if 2 * (end - start) >= hi - lo else None
 
     def _kv(self, sizes: Sizes) -> Count:
