@@ -32,7 +32,7 @@ def _amplitude(scaling: RotaryScaling | None) -> float:
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
-    return 1.0 if scaling.factor <= 1 else 0.1 * math.log(scaling.factor) + 1.0
+    return 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
 
 
 def _frequencies(rotary: RotarySpec) -> np.ndarray:
