@@ -6,6 +6,9 @@
 The mask is always ``attention_bias``: ``key_padding_mask`` adds a finite -10000, which a logit can
 outbid. ``unidirectional`` is used only where queries and keys line up (equal lengths, or the op's
 own past). Facts about runtimes are in docs/forms/ort-mha.md.
+
+Option ``bias``: ``least`` (default) has axes of 1 where nothing differs; ``whole`` says causality
+too, and is [b, h, s, t] itself, for kernels that take nothing else (DirectML's).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import onnx_ir as ir
 
 from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
-from mha_export.forms._layout import Sizes, as_layout, ir_dtype, repeat_kv
+from mha_export.forms._layout import Sizes, as_layout, ints, ir_dtype, repeat_kv
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._positions import Offset, is_square, offset_of
@@ -42,9 +45,10 @@ class OrtMhaForm:
             self,
             spec,
             params,
+            _option_refusal(params),
             multi_head_refusal(spec),
             means=lambda: (
-                means_of_mask(spec, _native(spec, in_op=in_op))
+                means_of_mask(spec, _native(spec, params, in_op=in_op))
                 | multi_head_means(spec, params, in_op=in_op)
             ),
         )
@@ -54,8 +58,23 @@ class OrtMhaForm:
     ) -> Emitted:
         in_op = _cache_in_op(spec) and (operands.rotary is None or operands.rotary.key_cos is None)
         return emit_multi_head(
-            scope, spec, operands, native=_native(spec, in_op=in_op), in_op=in_op
+            scope,
+            spec,
+            operands,
+            native=_native(spec, params, in_op=in_op),
+            in_op=in_op,
+            whole_bias=_whole_bias(params),
         )
+
+
+def _option_refusal(params: FormParams) -> Unsupported | None:
+    if params.options.get("bias", "least") not in ("least", "whole"):
+        return Unsupported(feature="bias", needs="'least' or 'whole'")
+    return None
+
+
+def _whole_bias(params: FormParams) -> bool:
+    return params.options.get("bias") == "whole"
 
 
 def multi_head_refusal(spec: AttentionSpec) -> Unsupported | None:
@@ -96,12 +115,12 @@ def _cache_in_op(spec: AttentionSpec) -> bool:
     )
 
 
-def _native(spec: AttentionSpec, *, in_op: bool) -> frozenset[str]:
+def _native(spec: AttentionSpec, params: FormParams, *, in_op: bool) -> frozenset[str]:
     """``unidirectional`` hides with the dtype's minimum: only where no row can be empty.
 
     Without the op's own past its diagonal is defined for equal lengths alone.
     """
-    if not hides_by_infinity(spec) or spec.sinks or spec.mask.prefix:
+    if _whole_bias(params) or not hides_by_infinity(spec) or spec.sinks or spec.mask.prefix:
         return frozenset()
     if policy_of(spec) is not EmptyRow.NOT_APPLICABLE:
         return frozenset()
@@ -125,6 +144,7 @@ def emit_multi_head(
     native: frozenset[str],
     in_op: bool,
     always_bias: bool = False,
+    whole_bias: bool = False,
     explicit_scale: bool = False,
 ) -> Emitted:
     """Emit the node and what goes around it.
@@ -136,6 +156,7 @@ def emit_multi_head(
         native: hiding parts that attributes state.
         in_op: past and present are the op's own.
         always_bias: bind ``attention_bias`` even where it is zero.
+        whole_bias: give it its batch and its heads, even where they differ in nothing.
         explicit_scale: write the scale attribute even where it is the op's default.
     """
     sizes = Sizes(scope, spec, operands)
@@ -146,6 +167,11 @@ def emit_multi_head(
     bias = additive_mask(scope, spec, operands, sizes, mask, native, sink_column=True)
     if bias is None and always_bias:
         bias = mask.full(mask.constant(0.0), frozenset())
+    if bias is not None and whole_bias:
+        one = ints(scope, 1)
+        parts = [sizes.batch, ints(scope, spec.q_heads), one, one]
+        shape = scope.op("Concat", parts, {"axis": 0}, dtype=ir.DataType.INT64)
+        bias = scope.op("Expand", [bias, shape], dtype=bias.dtype)
     query, key, value = _inputs(scope, spec, operands, ready)
     past: list[ir.Value | None] = [None, None]
     if in_op:

@@ -94,8 +94,7 @@ class _Destination:
             (target, precision)
             for target in wanted
             for precision in self.precisions
-            if not target.builds_slowly
-            and isinstance(target.availability().run, Available)
+            if not target.builds_slowly and isinstance(target.availability().run, Available)
         ]
 
     def veto(self, form: str, spec: AttentionSpec) -> str | None:
@@ -260,11 +259,12 @@ class _Exporter:
         rows = plan_names(destination.name, destination.graph)
         planned = next(filter(None, (self._plan.of(row, site.id) for row in rows)), None)
         own = preferred_forms(destination.name, site.spec, destination.forms)
-        told = OPTIONS.get((destination.name, own[0])) if own and planned is None else None
-        if told is not None and self._settings.form is None:
-            params = FormParams(opset=opset, options=told)
+        told = {} if destination.target is None else destination.target.form_options
+        faster = OPTIONS.get((destination.name, own[0])) if own and planned is None else None
+        if faster is not None and self._settings.form is None:
+            params = FormParams(opset=opset, options=faster)
             choice = choose_form(
-                site, preferred=(), params=params, only=own[0], veto=destination.veto
+                site, preferred=(), params=params, told=told, only=own[0], veto=destination.veto
             )
             if isinstance(choice, Choice):
                 return choice
@@ -272,6 +272,7 @@ class _Exporter:
             site,
             preferred=own if planned is None else (planned.form,),
             params=FormParams(opset=opset, options={} if planned is None else planned.options),
+            told=told,
             only=self._settings.form if planned is None else planned.form,
             veto=destination.veto,
         )

@@ -200,7 +200,11 @@ class _Tuner:
         if seconds is not None and seconds <= 0:
             return [{"site": site, "lengths": lengths, "problem": SPENT}]
         wanted = ways(
-            spec, opset=self._opset, q_len=lengths["q_len"], veto=self._capabilities.refusal
+            spec,
+            opset=self._opset,
+            q_len=lengths["q_len"],
+            veto=self._capabilities.refusal,
+            told=self._request.target.form_options,
         )
         self._progress(f"{site}: timing {len(wanted)} ways at {_words(lengths)}")
         tried = try_ways(

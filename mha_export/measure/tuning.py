@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -89,13 +90,23 @@ def _size(dim: Dim, sizes: Mapping[str, int], default: int) -> int:
     return sum(int(term) if term.isdigit() else sizes.get(term, default) for term in terms)
 
 
-def ways(spec: AttentionSpec, *, opset: int, q_len: int, veto: Veto) -> list[Way]:
-    """Every legal form with every parameter worth a try, the baseline first."""
+def ways(
+    spec: AttentionSpec,
+    *,
+    opset: int,
+    q_len: int,
+    veto: Veto,
+    told: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> list[Way]:
+    """Every legal form with every parameter worth a try, the baseline first.
+
+    ``told``: the target's ``form_options``.
+    """
     found = []
     for name, form in all_forms().items():
         if name == "portable" or opset < form.min_opset or veto(name, spec) is not None:
             continue
-        for options in _grid(name, q_len):
+        for options in ({**told.get(name, {}), **more} for more in _grid(name, q_len)):
             params = FormParams(opset=opset, options=options)
             if not isinstance(form.supports(spec, params), Unsupported):
                 found.append(Way(form=name, options=options))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from mha_export.forms import FormParams, Supported, Unsupported, form_named
 from mha_export.recognise import Site
@@ -23,6 +24,7 @@ def choose_form(
     *,
     preferred: Sequence[str],
     params: FormParams,
+    told: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     only: str | None = None,
     veto: Veto | None = None,
 ) -> Choice | Keep:
@@ -36,6 +38,7 @@ def choose_form(
         site: the recognised attention.
         preferred: names of forms, best first (a target's ``default_forms``).
         params: handed to the form; its ``opset`` is what the model will be at.
+        told: options by form (a target's ``form_options``); those of ``params`` come before them.
         only: the one form that may be emitted (``--form``): a site it cannot say is left as it is,
             with the feature that stops it.
         veto: what the target was seen to get wrong, or cannot load.
@@ -46,13 +49,18 @@ def choose_form(
     if site.cannot_replace is not None:
         reason = site.cannot_replace
         return Keep(reason=f"{reason.code}: {reason.message}")
+
+    def ask(name: str) -> Choice | str:
+        options = {**told.get(name, {}), **params.options}
+        return _ask(site, name, dataclasses.replace(params, options=options), veto)
+
     if only is not None:
-        answer = _ask(site, only, params, veto)
+        answer = ask(only)
         return Keep(reason=answer) if isinstance(answer, str) else answer
     refusals: list[str] = []
     outside: Choice | None = None
     for name in dict.fromkeys(preferred):
-        answer = _ask(site, name, params, veto)
+        answer = ask(name)
         if isinstance(answer, Choice):
             if name not in _PLAIN_GRAPHS and _appends_outside(site, answer):
                 outside = outside or answer
@@ -66,7 +74,7 @@ def choose_form(
         refusals.append(answer)
     if outside is not None:
         return outside
-    last = _ask(site, PRIMITIVE, params, veto) if PRIMITIVE not in preferred else refusals[-1]
+    last = ask(PRIMITIVE) if PRIMITIVE not in preferred else refusals[-1]
     if isinstance(last, str):
         return Keep(reason="; ".join(dict.fromkeys([*refusals, last])))
     return dataclasses.replace(last, lowered=bool(refusals), reason="; ".join(refusals) or None)

@@ -146,7 +146,11 @@ def _probes(
         if first and not quick:
             yield from operator_probes(dtype, max_opset=target.max_opset, computed_in=computed_in)
         yield from form_probes(
-            dtype, max_opset=target.max_opset, computed_in=computed_in, features=features
+            dtype,
+            max_opset=target.max_opset,
+            computed_in=computed_in,
+            features=features,
+            told=target.form_options,
         )
 
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -121,14 +122,16 @@ def form_probes(
     computed_in: DType | None = None,
     features: Collection[str] = FEATURES.keys(),
     forms: Sequence[str] | None = None,
+    told: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Iterator[Probe]:
     """Every (form, feature) that the form can state in ``dtype`` at an opset the target reads.
 
-    ``forms``: those to take, in that order; None: all.
+    ``forms``: those to take, in that order; None: all. ``told``: a target's ``form_options``.
     """
     for name in all_forms() if forms is None else forms:
         form = form_named(name)
-        params = FormParams(opset=max(form.min_opset, min(max_opset, 24)))
+        options = told.get(name, {})
+        params = FormParams(opset=max(form.min_opset, min(max_opset, 24)), options=options)
         if params.opset > max_opset:
             continue
         for feature, plain in FEATURES.items():
@@ -137,19 +140,29 @@ def form_probes(
                 continue  # not asked for, or nothing in this dtype: a softmax wider than fp32
             if not form.supports(spec, params):
                 continue
-            yield _form_probe(name, feature, dtype, params.opset, computed_in or dtype)
+            yield _form_probe(
+                name, feature, dtype, params.opset, tuple(options.items()), computed_in or dtype
+            )
 
 
 @cache
-def _form_probe(name: str, feature: str, dtype: DType, opset: int, computed_in: DType) -> Probe:
+def _form_probe(
+    name: str,
+    feature: str,
+    dtype: DType,
+    opset: int,
+    options: tuple[tuple[str, str], ...],
+    computed_in: DType,
+) -> Probe:
     """Built once a process: ``doctor`` asks every target the same."""
     spec = FEATURES[feature].replace(io_dtype=dtype)
+    params = FormParams(opset=opset, options=dict(options))
     return Probe(
         form=name,
         feature=feature,
         dtype=dtype,
         spec=spec,
-        model=build_model(form_named(name), spec, FormParams(opset=opset)),
+        model=build_model(form_named(name), spec, params),
         computed_in=computed_in,
     )
 

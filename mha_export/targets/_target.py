@@ -162,6 +162,8 @@ class Target(Protocol):
     default_forms: tuple[str, ...]
     """Forms to try at each site, best first; ``primitive`` is always the last resort."""
     max_opset: int
+    form_options: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    """What a form is told for it, by form: the way around what its kernels refuse or ignore."""
     precisions: tuple[str, ...] = ()
     """Precisions the runtime can be told to compute in; empty where the graph decides."""
     builds_slowly: bool = False

@@ -9,7 +9,9 @@ in silence is in the shipped capabilities (``data/directml.json``).
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib import metadata
+from types import MappingProxyType
 
 from mha_export.errors import TargetUnavailableError
 from mha_export.targets import _directml_lab, _ort, _platform
@@ -35,6 +37,8 @@ class DirectMlTarget(Target):
     summary = "ONNX Runtime DirectML provider (Windows; a lab on Linux)"
     default_forms = ("ort-mha", "ort-gqa", "primitive")
     max_opset = 22
+    form_options: Mapping[str, Mapping[str, str]] = MappingProxyType({"ort-mha": {"bias": "whole"}})
+    """``unidirectional`` is ignored, and a bias with an axis of 1 is refused."""
     coarse_sines = True
     """Direct3D allows a sine to be off by 0.0008."""
     contrib_gelu = True

@@ -271,6 +271,13 @@ def test_ways_fit_the_workload(q_len: int, there: set[str], missing: set[str]) -
     assert not missing & set(names)
 
 
+def test_a_way_holds_what_the_target_tells_a_form() -> None:
+    told = {"ort-mha": {"bias": "whole"}}
+    found = ways(_spec(), opset=23, q_len=1, veto=lambda *_: None, told=told)
+    assert Way(form="ort-mha", options={"bias": "whole"}) in found
+    assert "ort-mha" not in {way.name for way in found}
+
+
 def test_a_vetoed_form_is_not_tried() -> None:
     spec = _spec(cache=CacheSpec(growth="concat"))
     found = ways(spec, opset=23, q_len=1, veto=lambda form, _: "no" if form == "onnx" else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import onnx
@@ -324,6 +325,25 @@ def test_a_form_that_appends_to_the_cache_itself_comes_first(
     choice = choose_form(site, preferred=preferred, params=FormParams(opset=23))
     assert not isinstance(choice, Keep)
     assert choice.form.name == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "own", "expected"),
+    [
+        ({}, {}, {}),
+        ({"ort-mha": {"bias": "whole"}}, {}, {"bias": "whole"}),
+        ({"onnx": {"bias": "whole"}}, {}, {}),
+        ({"ort-mha": {"bias": "whole"}}, {"bias": "least"}, {"bias": "least"}),
+    ],
+    ids=["nothing", "this form", "another form", "a plan comes first"],
+)
+def test_a_form_is_told_what_its_target_needs(told: Any, own: Any, expected: Any) -> None:
+    params = FormParams(opset=18, options=own)
+    choice = choose_form(
+        recognition_of(PADDED).sites[0], preferred=("ort-mha",), params=params, told=told
+    )
+    assert not isinstance(choice, Keep)
+    assert choice.params == FormParams(opset=18, options=expected)
 
 
 def test_an_unknown_form_is_bad_input() -> None:

@@ -8,7 +8,10 @@ import sys
 import pytest
 
 from mha_export.errors import InputError
+from mha_export.forms import FormParams, form_named
+from mha_export.spec import DType
 from mha_export.targets import (
+    FEATURES,
     Availability,
     Available,
     Target,
@@ -18,6 +21,7 @@ from mha_export.targets import (
     parse_targets,
     target_named,
 )
+from mha_export.targets._probe_cases import form_probes
 
 TARGETS = list(all_targets().values())
 
@@ -42,6 +46,18 @@ def test_every_target_keeps_the_protocol(target) -> None:
         if isinstance(state, Unavailable):
             assert state.reason
             assert state.fix, "an absent target says what would make it work"
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_forms_understand_what_a_target_tells_them(target) -> None:
+    for name, options in target.form_options.items():
+        assert name in target.default_forms
+        told = FormParams(opset=target.max_opset, options=options)
+        assert form_named(name).supports(FEATURES["plain"], told)
+        assert [one.feature for one in form_probes(DType.FP32, max_opset=22, forms=[name])] == [
+            one.feature
+            for one in form_probes(DType.FP32, max_opset=22, forms=[name], told=target.form_options)
+        ]
 
 
 def test_an_unknown_target_is_answered_with_the_known_ones() -> None:
