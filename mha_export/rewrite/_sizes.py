@@ -57,11 +57,14 @@ def sized_sites(
     found, relation = base
     result = [found]
     seen = {(found.b, found.s, found.n, found.p)}
+    sized = _masks_are_sized(site, found.view)
     for numbers in (*_variations(site, context, found, symbols, relation), *known):
         if len(result) >= wanted:
             break
         other = size_at(site, context, numbers)
-        if other is not None and (other.b, other.s, other.n, other.p) not in seen:
+        if other is None or (sized and not _masks_are_sized(site, other.view)):
+            continue
+        if (other.b, other.s, other.n, other.p) not in seen:
             seen.add((other.b, other.s, other.n, other.p))
             result.append(other)
     return result
@@ -220,17 +223,20 @@ def _first_consistent(
     doubtful: tuple[SizedSite, Relation] | None = None
     for numbers, relation in _guesses(site, symbols, known):
         found = size_at(site, context, numbers)
-        if found is not None and _masks_are_sized(site, found.view):
+        if found is not None and _masks_are_sized(site, found):
             return found, relation
         if found is not None:
             doubtful = doubtful or (found, relation)
     return doubtful
 
 
-def _masks_are_sized(site: Site, view: SizedView) -> bool:
-    """Whether the masks have shapes; where they have none, data decide, or they contradict."""
-    masks = (site.operands.keep, site.operands.bias)
-    return all(mask is None or view.shape(mask) is not None for mask in masks)
+def _masks_are_sized(site: Site, found: SizedSite) -> bool:
+    """Whether the masks have shapes, as long as the keys or one for all of them.
+
+    Where they have none, data decide, or they contradict; a shorter one hides the keys it lacks.
+    """
+    shapes = [found.view.shape(mask) for mask in (site.operands.keep, site.operands.bias) if mask]
+    return all(shape is not None and shape[-1:] in ((1,), (found.t,)) for shape in shapes)
 
 
 def _reach(site: Site) -> int:

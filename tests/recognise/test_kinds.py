@@ -116,6 +116,21 @@ def test_rows_hidden_by_two_minima_keep_what_the_graph_makes_of_them() -> None:
     check(exported(body, masked(), MASKED))
 
 
+def test_a_mask_whose_sizes_an_exporter_named_apart() -> None:
+    """No proof at sizes at which the mask can't be added up."""
+
+    def body(own: Layer, x: Any, m: Any) -> Any:
+        q, k, v = own.heads(x)
+        low = torch.finfo(torch.float32).min
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        kept = (m[:, None, None, :] > 0) & seen
+        scores = torch.where(seen, q @ k.transpose(-1, -2) * SCALE, torch.tensor(low))
+        return own.merge((scores + torch.where(kept, 0.0, low)).softmax(-1) @ v)
+
+    axes = {"x": {0: "b", 1: "s"}, "m": {0: "rows", 1: "columns"}}
+    assert check(exported(body, masked(), axes)).spec.mask.bias is not None
+
+
 def test_weights_zeroed_where_the_same_mask_hid_them() -> None:
     def body(own: Layer, x: Any, m: Any) -> Any:
         q, k, v = own.heads(x)
