@@ -57,12 +57,12 @@ def sized_sites(
     found, relation = base
     result = [found]
     seen = {(found.b, found.s, found.n, found.p)}
-    sized = _masks_are_sized(site, found.view)
+    sized = _masks_are_sized(site, found)
     for numbers in (*_variations(site, context, found, symbols, relation), *known):
         if len(result) >= wanted:
             break
         other = size_at(site, context, numbers)
-        if other is None or (sized and not _masks_are_sized(site, other.view)):
+        if other is None or (sized and not _masks_are_sized(site, other)):
             continue
         if (other.b, other.s, other.n, other.p) not in seen:
             seen.add((other.b, other.s, other.n, other.p))
