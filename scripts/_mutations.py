@@ -16,8 +16,8 @@ drop       a call, a raise, an assignment to an item or an augmented
            assignment that stands alone is left out
 ========== ==================================================================
 
-Not changed: texts, annotations, assertions, what a ``raise`` says, defaults of class fields and of
-arguments, and code that only a type checker reads.
+Not changed: texts, annotations, assertions (``strict=True`` is one), what a ``raise`` says,
+defaults of class fields and of arguments, and code that only a type checker reads.
 """
 
 from __future__ import annotations
@@ -139,6 +139,8 @@ def _is_left(parent: ast.AST, child: ast.AST) -> bool:
     if isinstance(child, (ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)):
         return True
     if isinstance(parent, ast.Raise):
+        return True
+    if isinstance(parent, ast.keyword) and _text(parent) == "strict=True":
         return True
     if isinstance(parent, ast.ClassDef) and not isinstance(child, ast.FunctionDef):
         return True

@@ -38,7 +38,7 @@ class Counts:
     def of(self, value: ir.Value) -> Count:
         """A count of a [1] tensor: its number where it is a constant."""
         known = value.const_value
-        return value if known is None else int(known.numpy().reshape(-1)[0])
+        return value if known is None else int(known.numpy().item())
 
     def value(self, count: Count) -> ir.Value:
         """A count as an int64 tensor of shape [1]."""
@@ -100,9 +100,8 @@ class Counts:
         return rest[0] if len(rest) == 1 else self._op(op_type, *rest)
 
     def _op(self, op_type: str, *counts: Count) -> ir.Value:
-        key = (op_type, *(count if isinstance(count, int) else id(count) for count in counts))
         return self.once(
-            key,
+            (op_type, *counts),
             lambda: self._scope.op(
                 op_type, [self.value(count) for count in counts], dtype=_INT64, shape=[1]
             ),
@@ -111,6 +110,4 @@ class Counts:
 
 def same(a: Count | None, b: Count | None) -> bool:
     """Whether two counts are provably equal."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return a is not None and a is b
+    return a is not None and a == b

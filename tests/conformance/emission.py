@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from mha_export.forms import FormParams, Scope, form_named
-from mha_export.operands import Heads, Operands
+from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec
 
 Arrays = dict[str, np.ndarray]
@@ -28,6 +30,7 @@ def run_model(model: ir.Model, arrays: Arrays) -> Arrays:
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(
         ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -63,3 +66,68 @@ def emitted_model(
     )
     model = ir.Model(graph, ir_version=11, functions=list(scope.functions.values()))
     return model, emitted.output
+
+
+class Bench:
+    """A scope to emit into, the graph inputs it reads, and what the emitted values turn out to be.
+
+    ``run`` can be called again as the emission goes on.
+    """
+
+    def __init__(self, *, opset: int = 18) -> None:
+        self.scope = Scope("", opset=opset)
+        self.inputs: list[ir.Value] = []
+        self.arrays: Arrays = {}
+
+    def value(
+        self, name: str, array: np.ndarray, *, shape: Sequence[int | str] | None = None
+    ) -> ir.Value:
+        """A graph input that holds ``array``; its axes are named unless ``shape`` says more."""
+        value = graph_input(name, array)
+        if shape is not None:
+            value.shape = ir.Shape(shape)
+        self.inputs.append(value)
+        self.arrays[name] = array
+        return value
+
+    def heads(self, name: str, x_bhsd: np.ndarray, layout: Layout = Layout.BHSD) -> Heads:
+        """A graph input that holds heads, in that order of axes."""
+        b, h, s, d = x_bhsd.shape
+        laid_out = x_bhsd if layout is Layout.BHSD else x_bhsd.swapaxes(1, 2)
+        array = laid_out.reshape(b, s, h * d) if layout is Layout.BSM else laid_out
+        value = self.value(name, np.ascontiguousarray(array))
+        return Heads(value=value, layout=layout, heads=h, dim=d)
+
+    @property
+    def types(self) -> list[str]:
+        """The op types emitted so far."""
+        return [node.op_type for node in self.scope.nodes]
+
+    def run(self, *values: ir.Value) -> list[np.ndarray]:
+        """Numbers of the values, on ONNX Runtime's CPU provider."""
+        outputs = []
+        nodes = list(self.scope.nodes)
+        for index, value in enumerate(values):
+            output = ir.Value(name=f"result {index}", type=value.type)
+            nodes.append(ir.Node("", "Identity", [value], outputs=[output]))
+            outputs.append(output)
+        graph = ir.Graph(
+            self.inputs,
+            outputs,
+            nodes=nodes,
+            initializers=self.scope.initializers,
+            opset_imports={"": self.scope.opset},
+            name="bench",
+        )
+        made = run_model(ir.Model(graph, ir_version=10), self.arrays)
+        graph.remove(nodes)
+        for owned in (graph.inputs, graph.outputs, graph.initializers):
+            owned.clear()
+        return [made[str(output.name)] for output in outputs]
+
+
+def heads_of(array: np.ndarray, heads: Heads) -> np.ndarray:
+    """A run's numbers as [b, h, s, d], from the order of axes that ``heads`` has."""
+    if heads.layout is Layout.BSM:
+        array = array.reshape(*array.shape[:2], heads.heads, heads.dim)
+    return array if heads.layout is Layout.BHSD else array.swapaxes(1, 2)
