@@ -164,7 +164,7 @@ def capabilities_for(target: Target, precision: str | None = None) -> Capabiliti
 
     Nothing is probed here; :func:`mha_export.targets.probe` does that. What a runtime supports does
     not hang on the number format it is told to compute in, so such a precision without a matrix of
-    its own has the target's.
+    its own has the target's; so has the one that the target takes when it is told none.
 
     Errors:
         mha_export.errors.InputError: ``MHA_EXPORT_CAPABILITIES`` names no capability file.
@@ -174,7 +174,7 @@ def capabilities_for(target: Target, precision: str | None = None) -> Capabiliti
         or read_cached(target, precision, target.availability())
         or shipped(target.name, precision)
     )
-    if found is None and precision in NUMBER_FORMATS:
+    if found is None and precision in NUMBER_FORMATS | set(target.precisions[:1]):
         return capabilities_for(target)
     return found or Capabilities(target=target.name, precision=precision)
 

@@ -165,7 +165,8 @@ class Target(Protocol):
     form_options: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     """What a form is told for it, by form: the way around what its kernels refuse or ignore."""
     precisions: tuple[str, ...] = ()
-    """Precisions the runtime can be told to compute in; empty where the graph decides."""
+    """Precisions the runtime can be told to compute in, its default first; empty where the graph
+    decides."""
     builds_slowly: bool = False
     """Exports do not load their files on it to see whether it takes them."""
     coarse_sines: bool = False

@@ -35,7 +35,8 @@ class DirectMlTarget(Target):
 
     name = "directml"
     summary = "ONNX Runtime DirectML provider (Windows; a lab on Linux)"
-    default_forms = ("ort-mha", "ort-gqa", "primitive")
+    default_forms = ("ort-gqa", "ort-mha", "primitive")
+    """GroupQueryAttention is causal without a mask; MultiHeadAttention needs one of [b, h, s, t]."""
     max_opset = 22
     form_options: Mapping[str, Mapping[str, str]] = MappingProxyType({"ort-mha": {"bias": "whole"}})
     """``unidirectional`` is ignored, and a bias with an axis of 1 is refused."""

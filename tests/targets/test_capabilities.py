@@ -185,6 +185,26 @@ def test_a_capability_file_comes_before_all_else(tmp_path, monkeypatch) -> None:
     assert capabilities_for(target).source == "shipped", "the file says nothing of f32"
 
 
+@pytest.mark.parametrize(
+    ("target", "precision", "has_it"),
+    [
+        ("openvino", "f32", True),
+        ("openvino", "f16", True),
+        ("browser", "wasm", True),
+        ("browser", "webgpu", False),
+    ],
+)
+def test_a_precision_has_the_matrix_of_its_target(
+    target, precision, has_it, tmp_path, monkeypatch
+) -> None:
+    """Where it is a number format or the default; another provider is another runtime."""
+    monkeypatch.setenv("MHA_EXPORT_CACHE", str(tmp_path))
+    file = _capability_file(tmp_path / "caps.json", target=target)
+    monkeypatch.setenv("MHA_EXPORT_CAPABILITIES", file)
+    found = capabilities_for(target_named(target), precision)
+    assert (found.source == "given") is has_it
+
+
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"targets": [{"target": "cpu"}]}'])
 def test_a_capability_file_that_is_none_is_bad_input(text, tmp_path, monkeypatch) -> None:
     path = tmp_path / "caps.json"
