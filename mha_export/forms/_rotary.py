@@ -36,7 +36,8 @@ def rotate_key(
 ) -> Heads:
     """The keys, rotated by their own tables where they have some, else by the queries'."""
     own = _Tables(cos=tables.cos, sin=tables.sin, position_ids=tables.position_ids)
-    if tables.key_cos is not None and tables.key_sin is not None:
+    if tables.key_cos is not None:
+        assert tables.key_sin is not None
         own = _Tables(cos=tables.key_cos, sin=tables.key_sin, position_ids=None)
     return _rotate(scope, spec, sizes, heads, _halved(scope, spec, own, tables), op=op)
 

@@ -106,13 +106,6 @@ def _cache_in_op(spec: AttentionSpec) -> bool:
     )
 
 
-def _natural_offset(spec: AttentionSpec, opset: int, *, in_op: bool) -> Offset:
-    """The offset the op counts positions from."""
-    if in_op:
-        return Offset.PAST
-    return Offset.LENGTHS if spec.uses_lengths and opset >= 24 else Offset.ZERO
-
-
 def _native(spec: AttentionSpec, opset: int, *, in_op: bool) -> frozenset[str]:
     """The hiding parts the op's attributes and inputs state with the spec's own meaning.
 
@@ -122,14 +115,11 @@ def _native(spec: AttentionSpec, opset: int, *, in_op: bool) -> frozenset[str]:
     mask = spec.mask
     if not hides_by_infinity(spec) or spec.sinks:
         return frozenset()
-    can = {"lengths"} if opset >= 24 and not in_op else set()
     where = offset_of(spec)
     # A length the op is told moves its diagonal too: top-left causal needs it as a mask instead.
-    if where is Offset.ZERO and not in_op:
-        can.discard("lengths")
-    natural = (
-        _natural_offset(spec, opset, in_op=in_op) if "lengths" in can or in_op else Offset.ZERO
-    )
+    told = opset >= 24 and not in_op and where is not Offset.ZERO
+    can = {"lengths"} if told else set()
+    natural = Offset.PAST if in_op else Offset.LENGTHS if told else Offset.ZERO
     if where is natural:
         if not mask.prefix:
             can.add("causal")
