@@ -294,7 +294,7 @@ class Mask:
     def _alibi(self, slopes: tuple[float, ...]) -> ir.Value:
         distance = self._int("Sub", self.key_positions(), self.query_positions())
         distance = cast(self._scope, distance, ir_dtype(self._spec.io_dtype))
-        per_head = np.array(slopes).reshape(1, -1, 1, 1).astype(numpy_dtype(self._spec.io_dtype))
+        per_head = np.array(slopes, numpy_dtype(self._spec.io_dtype))[None, :, None, None]
         slope = self._scope.constant(per_head, hint="alibi_slopes")
         return self._float("Mul", distance, slope)
 

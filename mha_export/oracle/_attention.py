@@ -203,7 +203,7 @@ def normalised(
         return x
     b, h, s, d = x.shape
     if norm.over == "hidden":
-        x = x.swapaxes(1, 2).reshape(b, s, 1, h * d).swapaxes(1, 2)
+        x = x.swapaxes(1, 2).reshape(b, s, h * d)
     if norm.kind == "l2":
         length = np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
         y = x / np.maximum(length, norm.epsilon)
@@ -221,7 +221,7 @@ def normalised(
     if bias is not None:
         y = y + bias.astype(np.float64)
     if norm.over == "hidden":
-        y = y.swapaxes(1, 2).reshape(b, s, h, d).swapaxes(1, 2)
+        y = y.reshape(b, s, h, d).swapaxes(1, 2)
     result: Floats = y
     return result
 

@@ -97,12 +97,29 @@ OFFSETS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"lengths": True, "causal": BOTTOM_RIGHT} | ZERO,
         {"s": 4, "n": 7, "kv_lengths": np.array([0, 2])},
     ),
+    "short lengths, not causal": (
+        {},
+        {"lengths": True} | ZERO,
+        {"s": 4, "n": 7, "kv_lengths": np.array([1, 2])},
+    ),
     "static": (
         {"cache": CacheSpec(growth="static")},
         {"causal": BOTTOM_RIGHT},
         {"s": 3, "n": 3, "p": 8, "kv_lengths": np.array([3, 7])},
     ),
 }
+FIRST = {
+    "more keys": [4],
+    "fewer keys": [-4],
+    "past": [4],
+    "past alone": [4],
+    "lengths": [4, 1],
+    "short lengths": [-4, -2],
+    "short lengths, not causal": [-3, -2],
+    "static": [0, 4],
+}
+"""Position of query 0 in each batch row, where that is not 0."""
+BEFORE_THE_KEYS = [name for name, first in FIRST.items() if min(first) < 0]
 PARTS: dict[str, dict[str, Any]] = {
     "nothing more": {},
     "left window 0": {"left_window": 0},
@@ -124,7 +141,7 @@ def test_who_sees_whom(offset: str, part: str) -> None:
     fields, mask, lengths = OFFSETS[offset]
     if part == "prefix" and "causal" not in mask:
         return
-    if part == "documents" and offset in ("fewer keys", "short lengths"):
+    if part == "documents" and offset in BEFORE_THE_KEYS:
         return  # a query before the first key has no document
     spec = _spec(mask=MaskSpec(**mask | PARTS[part]), **fields)
     size = Masked(spec.replace(mask=MaskSpec(**mask)), **lengths)
@@ -150,6 +167,25 @@ def test_who_sees_whom(offset: str, part: str) -> None:
     np.testing.assert_array_equal(
         np.broadcast_to(has_key[..., 0], (B, H, made.s)), found.any(axis=-1)
     )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_blocks_alone(offset: str, size: int) -> None:
+    """A query before the first key is in no key's block, whatever else the mask says."""
+    fields, mask, lengths = OFFSETS[offset]
+    spec = _spec(mask=MaskSpec(**mask, block=size), **fields)
+    made = Masked(spec, **lengths)
+    allowed = made.mask.allowed(frozenset({"block"}))
+    assert allowed is not None
+    first = np.array(FIRST.get(offset, [0]))[:, None, None, None]
+    positions = first + np.arange(made.s)[:, None]
+    expected = positions // size == np.arange(made.t) // size
+    found = made.run(allowed)
+    np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
+    # Only where positions can be negative does that cost anything.
+    may_be_negative = offset in FIRST and "past" not in offset
+    assert ("Max" in made.bench.types) is may_be_negative
 
 
 @pytest.mark.parametrize("offset", ["fewer keys", "short lengths"])
@@ -251,8 +287,7 @@ def test_what_is_added(dtype: DType, biased: bool, offset: str) -> None:
     assert added is not None
     found = made.run(added)
     assert found.dtype == (np.float32 if dtype is DType.FP32 else np.float16)
-    first = {"none": [0], "past": [4], "lengths": [4, 1], "more keys": [4]}[offset]
-    positions = np.array(first)[:, None, None, None] + np.arange(made.s)[:, None]
+    positions = np.array(FIRST.get(offset, [0]))[:, None, None, None] + np.arange(made.s)[:, None]
     expected = np.array(ALIBI)[None, :, None, None] * (np.arange(total) - positions)
     np.testing.assert_array_equal(
         found, np.broadcast_to(expected + (bias if biased else 0), found.shape)
@@ -318,9 +353,9 @@ ROWS = {
     # fill, what a hidden pair of the source holds, what a seen one may hold
     "infinity": ("-inf", -np.inf, -1e30),
     "minimum": ("min", np.finfo(np.float32).min, -1e30),
-    "below the minimum's half": ("min", np.finfo(np.float32).min * 0.75, -1e38),
+    "below the minimum's half": ("min", np.finfo(np.float32).min * 0.51, -1.6e38),
     "finite": (-100.0, -100.0, -20.0),
-    "beyond half of a finite one": (-100.0, -60.0, -40.0),
+    "beyond half of a finite one": (-100.0, -51.0, -49.0),
 }
 
 
