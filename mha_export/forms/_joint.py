@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from mha_export.forms._layout import as_layout, dimension, ints, ir_dtype
@@ -13,7 +14,7 @@ from mha_export.operands import Heads, Layout
 from mha_export.spec import AttentionSpec, JointSpec
 
 _INT64 = ir.DataType.INT64
-_END = 2**63 - 1
+_END = int(np.iinfo(np.int64).max)
 
 
 def project_joint(
