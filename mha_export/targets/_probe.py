@@ -46,8 +46,12 @@ NOISE = re.compile(
     r"|-- \S+ with a|Summary:"
 )
 """Lines of a runtime's message that name its own machinery."""
-WHERE = re.compile(r"Load model from \S+ failed: ?|(?m:^\d+: )|\x1b\[[\d;]*m")
-"""Parts that change from run to run or decorate: paths of temporary files, numbering, colours."""
+WHERE = re.compile(
+    r"Load model from \S+ failed: ?|(?m:^\d+: )|\x1b\[[\d;]*m"
+    r"|[A-Z]:\\\S+!\w+: \(caller: \w+\) Exception\(\d+\) tid\(\w+\) "
+)
+"""Parts that change from run to run or decorate: paths of temporary files, numbering, colours,
+addresses in a library of Windows."""
 
 Feeds = Mapping[str, np.ndarray]
 

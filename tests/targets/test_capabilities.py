@@ -393,6 +393,19 @@ def test_the_message_of_a_refusal_is_the_line_that_says_something() -> None:
     assert _first_line("") == ""
 
 
+def test_the_message_of_a_refusal_holds_no_address() -> None:
+    from mha_export.targets._probe import _first_line
+
+    text = (
+        "running Cast node. Name:'Cast_3' Status Message: N:\\_work\\1\\dml\\AuthorImpl.cpp(2591)"
+        "\\onnxruntime.dll!00006FFFF9F7C299: (caller: 00006FFFF9F7B93A) Exception(3) tid(24) "
+        "80070057 The parameter is incorrect."
+    )
+    assert _first_line(text) == (
+        "running Cast node. Name:'Cast_3' Status Message: 80070057 The parameter is incorrect."
+    )
+
+
 def test_every_operator_probe_can_be_built_and_fed() -> None:
     built = list(operator_probes(DType.FP32, max_opset=25))
     assert len(built) == len(NODES)
