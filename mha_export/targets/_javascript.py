@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -220,21 +220,18 @@ def pack_for_javascript(
     backend: str,
     settings: Mapping[str, Any] | None = None,
 ) -> JsArtifact:
-    """Pack each graph into one file and load it once, so that a refusal comes now and not later."""
+    """Pack each graph into one file: nothing is built, and a refusal comes when it is loaded."""
     folder = work_folder(options)
     threads = options.threads or _platform.usable_cpus()
     started = time.perf_counter()
     models = {}
     for role, source in program.graphs.items():
         models[role] = pack(source, folder / f"{role}.{backend}.onnx")
-    artifact = JsArtifact(
+    return JsArtifact(
         files=tuple(models.values()),
-        compile_ms=0.0,
+        compile_ms=(time.perf_counter() - started) * 1e3,
         models=models,
         backend=backend,
         options={"threads": threads, **(settings or {})},
         notes={"threads": str(threads)},
     )
-    for role in program.graphs:
-        artifact.load(role)
-    return replace(artifact, compile_ms=(time.perf_counter() - started) * 1e3)

@@ -185,6 +185,7 @@ class Target(Protocol):
 
         Errors:
             mha_export.errors.TargetUnavailableError: the runtime is not here.
-            RuntimeError: the runtime refused the graph; the message is its own.
+            RuntimeError: the runtime refused the graph; the message is its own. Where nothing is
+                built, a refusal comes when the artifact is loaded.
         """
         ...

@@ -36,7 +36,7 @@ class DirectMlTarget(Target):
     name = "directml"
     summary = "ONNX Runtime DirectML provider (Windows; a lab on Linux)"
     default_forms = ("ort-gqa", "ort-mha", "primitive")
-    """GroupQueryAttention is causal without a mask; MultiHeadAttention needs one of [b, h, s, t]."""
+    """GroupQueryAttention is causal by itself; MultiHeadAttention needs a mask of [b, h, s, t]."""
     max_opset = 22
     form_options: Mapping[str, Mapping[str, str]] = MappingProxyType({"ort-mha": {"bias": "whole"}})
     """``unidirectional`` is ignored, and a bias with an axis of 1 is refused."""

@@ -80,7 +80,8 @@ def test_a_refused_graph_is_told_in_the_runtimes_words_and_spoils_nothing(
     with TargetWorker(target) as worker:
         worker.compile(program).unwrap()
         worker.run(FEEDS).unwrap()
-        outcomes = [worker.compile(Program(graphs={"main": path})) for _ in range(2)]
+        worker.compile(Program(graphs={"main": path})).unwrap()
+        outcomes = [worker.load() for _ in range(2)]
         worker.compile(program).unwrap()
         worker.run(FEEDS).unwrap()
     assert [outcome.kind for outcome in outcomes] == ["error", "error"]
