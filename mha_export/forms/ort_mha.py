@@ -197,7 +197,7 @@ def emit_multi_head(
             for value in made[1:]
         )
     if fixes_rows(spec, _natural_policy(spec)):
-        averaged = present_value if in_op and present_value is not None else ready.value
+        averaged = present_value or ready.value
         output = policy_with_output(scope, spec, mask, output, averaged)
     return Emitted(
         output=finished(scope, spec, output),

@@ -22,7 +22,7 @@ from mha_export.oracle import (
 )
 from mha_export.spec import AttentionSpec
 
-BATCH, QUERIES, PAST, MEMORY = 2, 5, 3, 7
+BATCH, QUERIES, PAST, MEMORY = 3, 5, 3, 7
 NORMS = ("q_norm_weight", "k_norm_weight", "q_norm_bias", "k_norm_bias")
 
 
@@ -47,7 +47,7 @@ def layer_inputs(spec: AttentionSpec, rng: np.random.Generator) -> tuple[Arrays,
         if spec.value_source == "own":
             side["past_value"] = rng.standard_normal((BATCH, spec.kv_heads, PAST, spec.value_dim))
     if spec.mask.padding:
-        side["key_padding"] = np.array([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
+        side["key_padding"] = np.array([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
     if spec.mask.bias is not None:
         side["bias"] = rng.standard_normal((1, spec.q_heads, s, s))
     single = {name: _single(array) for name, array in states.items()}

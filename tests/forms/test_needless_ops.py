@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mha_export.spec import (
     CausalAlignment,
     DType,
     EmptyRow,
+    LatentSpec,
     MaskSpec,
     ProjectionSpec,
     QkNormSpec,
@@ -84,6 +86,22 @@ def test_norm_and_rotary_are_ops_where_the_opset_has_them(form: str, opset: int)
     assert ops["RotaryEmbedding"] == (2 if fused and form != "ort-gqa" else 0)
 
 
+LATENT = LatentSpec(kv_rank=12, nope_dim=8, rope_dim=4)
+
+
+@pytest.mark.parametrize(("opset", "q_rank", "norms"), [(22, 6, 0), (23, 6, 2), (23, None, 1)])
+def test_latents_are_normalised_by_the_op_of_its_opset(
+    opset: int, q_rank: int | None, norms: int
+) -> None:
+    spec = _spec(
+        head_dim=12,
+        v_head_dim=6,
+        latent=replace(LATENT, q_rank=q_rank),
+        projections=ProjectionSpec(d_model=24),
+    )
+    assert _ops("primitive", spec, opset)["RMSNormalization"] == norms
+
+
 @pytest.mark.parametrize("opset", [23, 24])
 @pytest.mark.parametrize("form", ["grouped", "onnx", "ort-mha", "portable", "primitive", "tiled"])
 def test_a_static_cache_is_written_by_the_op_of_its_opset(form: str, opset: int) -> None:
@@ -125,6 +143,21 @@ def test_a_mask_that_adds_is_of_the_io_dtype(feature: str) -> None:
     model = _model("onnx", FEATURES[feature])
     (node,) = (node for node in model.graph if node.op_type == "Attention")
     assert node.inputs[3].dtype is ir.DataType.FLOAT
+
+
+def test_forbidden_scores_are_chosen_away_in_plain_ops() -> None:
+    """inf + -inf is not a number: what -inf replaces is not added to."""
+    ops = _ops("primitive", _spec(mask=MaskSpec(keep=("s", "s"), empty_row=EmptyRow.NAN)))
+    assert (ops["Where"], ops["Add"]) == (1, 0)
+    finite = MaskSpec(keep=("s", "s"), fill=-9.0, empty_row=EmptyRow.FINITE)
+    assert _ops("primitive", _spec(mask=finite))["Add"] == 1
+
+
+@pytest.mark.parametrize(("form", "copies"), [("tiled", "Pad"), ("grouped", "Slice")])
+def test_the_smaller_is_copied_for_a_sink(form: str, copies: str) -> None:
+    """Of many queries the values, of few the weights."""
+    ops = _ops(form, _spec(sinks=True))
+    assert {name: ops[name] for name in ("Pad", "Slice")} == {"Pad": 0, "Slice": 0} | {copies: 1}
 
 
 def test_a_portable_node_without_a_mask_adds_zeros() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -19,6 +20,7 @@ from mha_export.forms._rows import (
     policy_with_output,
     policy_with_probabilities,
 )
+from mha_export.forms.primitive import natural_policy
 from mha_export.operands import Layout, Operands, ScoreMask
 from mha_export.spec import AttentionSpec, CausalAlignment, DType, EmptyRow, MaskSpec
 
@@ -130,3 +132,29 @@ def test_probabilities_get_the_stated_rows(policy: EmptyRow) -> None:
     fixed = policy_with_probabilities(bench.scope, spec, mask, value, sizes.kv)
     expected = np.where(HAS_KEY, given, _stated(policy, np.float32(1 / 7)))
     np.testing.assert_allclose(bench.run(fixed)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+MIN, BIASED = _padded(UNIFORM, "min"), MaskSpec(bias=("q_len", "kv_len"), empty_row=ZERO)
+NATURAL = [
+    # mask, sinks, dtype, whether a source's own additive mask is bound, what plain ops give
+    (MaskSpec(), False, DType.FP32, False, NONE),
+    (_padded(ZERO), False, DType.FP32, False, NAN),
+    (_padded(ZERO), True, DType.FP32, False, NONE),
+    (_padded(NAN), True, DType.FP32, False, ZERO),
+    (_padded(ZERO, -9.0), False, DType.FP32, False, FINITE),
+    (MIN, False, DType.FP32, False, UNIFORM),
+    (MIN, False, DType.FP32, True, UNIFORM),
+    (MIN, False, DType.FP16, False, UNIFORM),
+    (MIN, False, DType.FP16, True, FINITE),
+    (MIN, False, DType.BF16, True, UNIFORM),
+    (BIASED, False, DType.FP32, False, NAN),
+    (dataclasses.replace(BIASED, fill="min"), False, DType.FP32, False, NAN),
+]
+
+
+@pytest.mark.parametrize(("mask", "sinks", "dtype", "bound", "natural"), NATURAL)
+def test_what_plain_ops_give_by_themselves(
+    mask: MaskSpec, sinks: bool, dtype: DType, bound: bool, natural: EmptyRow
+) -> None:
+    spec = _spec(mask, sinks=sinks, io_dtype=dtype)
+    assert natural_policy(spec, bound_additive=bound) is natural

@@ -201,3 +201,13 @@ def test_what_tiles_share_is_made_once(name: str) -> None:
     assert len(tile.bench.types) - one < one
     made = tile.bench.types[one:]
     assert not {"Range", "Cast"} & set(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "cuts"), [("keep-keys", 1), ("keep-heads", 1), ("keep-pairs", 2), ("bias-keys", 1)]
+)
+def test_a_mask_of_one_row_is_cut_by_keys_alone(name: str, cuts: int) -> None:
+    tile = Tile(SPECS[name], (1, 4), (0, 5), numbers=True)
+    tile.tile.additive(hiding_parts(tile.spec), -math.inf)
+    assert tile.bench.types.count("Slice") == cuts
+    assert not {"Shape", "Min", "Sub"} & set(tile.bench.types), "its rows are the queries'"

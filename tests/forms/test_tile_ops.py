@@ -1,4 +1,4 @@
-"""Tiles as the form writes them: an Attention node each, or two products; nothing needless in them."""
+"""Tiles as the form writes them: an Attention node each, or two products, nothing needless."""
 
 from __future__ import annotations
 
@@ -72,6 +72,13 @@ def test_tiles_of_an_op_need_its_opset_and_none_of_the_other_choices() -> None:
     assert _refused(_spec(), 22) == "product"
     assert _refused(_spec(), mask="tile") == "product"
     assert _refused(_spec(), heads="rows") == "product"
+
+
+@pytest.mark.parametrize(
+    ("tiles", "refused"), [(0, "tiles"), (1, None), (256, None), (257, "tiles")]
+)
+def test_as_many_tiles_as_one_may_ask_for(tiles: int, refused: str | None) -> None:
+    assert _refused(_spec(), tiles=tiles) == refused
 
 
 SCALED = [_spec(**SIZES, scale=0.7), _spec(**SQUARE, scale=0.7), _spec(**SIZES, scale=1.0)]
