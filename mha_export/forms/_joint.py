@@ -56,9 +56,11 @@ def leave_joint(
     assert spec.projections is not None
     merged = as_layout(scope, output, Layout.BSM).value
     cut = dimension(scope, x, 1)
-    spans = [(ints(scope, 0), cut), (cut, ints(scope, _END))]
+    spans = [(ints(scope, 0), cut)]
+    if joint.output:
+        spans.append((cut, ints(scope, _END)))
     outputs = []
-    for index, (start, end) in enumerate(spans[: 2 if joint.output else 1]):
+    for index, (start, end) in enumerate(spans):
         inputs = [merged, start, end, ints(scope, 1)]
         part = scope.op("Slice", inputs, dtype=merged.dtype)
         if spec.projections.output:

@@ -205,7 +205,7 @@ def joint_layer(
     result = attention(spec, _with(side, query, key, value))
     merged = _merge(result.output)
     cut = streams[0].shape[1]
-    parts = [merged[:, :cut], merged[:, cut:]][: 2 if joint.output else 1]
+    parts = [merged[:, :cut], merged[:, cut:]] if joint.output else [merged[:, :cut]]
     if not projections.output:
         return parts, result
     width = spec.q_heads * spec.value_dim

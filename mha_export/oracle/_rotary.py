@@ -33,7 +33,7 @@ def inverse_frequencies(rotary: RotarySpec) -> tuple[Floats, float]:
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
     if scaling.kind == "ntk":
-        if r <= 2:
+        if r == 2:
             raise InputError("rotary.scaling of kind ntk needs rotary.dim above 2")
         stretched: Floats = (rotary.theta * scaling.factor ** (r / (r - 2))) ** -exponent
         return stretched, 1.0

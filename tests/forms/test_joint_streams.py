@@ -84,6 +84,7 @@ def test_each_stream_has_weights_of_its_own(name: str, opset: int) -> None:
         expected = np.concatenate(pieces, axis=2)
         np.testing.assert_allclose(heads_of(array, heads), expected, rtol=1e-4, atol=1e-5)
     assert bench.types.count("Concat") == 3
+    assert ("RMSNormalization" in bench.types) is (opset == 23 and name == "both")
 
 
 @pytest.mark.parametrize("layout", list(Layout))
