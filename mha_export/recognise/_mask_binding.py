@@ -13,7 +13,7 @@ from mha_export.operands import Heads, Layout, ScoreMask
 from mha_export.recognise._fit import Fitting
 from mha_export.recognise._mask_steps import (
     Placed,
-    by_its_flags,
+    apart,
     is_added_to_fill,
     is_given,
     kept,
@@ -43,7 +43,7 @@ def bound_mask(fitting: Fitting, terms: Sequence[Term]) -> BoundMask | Reason:
     named = _named(fitting, placed)
     if named is not None:
         return named
-    placed = [by_its_flags(step, fitting) for step in placed]
+    placed = [part for step in placed for part in apart(step, fitting)]
     steps = summed_steps(fitting, placed, terms)
     return steps if isinstance(steps, Reason) else _raw(fitting, steps)
 

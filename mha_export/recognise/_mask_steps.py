@@ -30,7 +30,7 @@ WEAKEST_FILL = -1e4
 """A constant put in place of a score hides the key only when it is at or below this."""
 
 _LAYING_OUT = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-_FEW = 4
+_FEW = 8
 """Moves between the choice of a mask's numbers and where they are added."""
 
 _PROJECTIONS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gather", "Gemm", "MatMul"})
@@ -75,33 +75,91 @@ def placed_steps(fitting: Fitting, terms: Sequence[Term]) -> list[Placed] | Reas
     return placed
 
 
-def by_its_flags(step: Placed, fitting: Fitting) -> Placed:
-    """An addition of nothing or -inf that flags decide, as the step that hides by them."""
+def apart(step: Placed, fitting: Fitting) -> list[Placed]:
+    """An addition as steps that hide by flags and what else is added.
+
+    ``nn.MultiheadAttention`` makes numbers of the flags of each mask and adds them up.
+    """
+    if step.kind != "additive":
+        return [step]
+    moves, whole = _below_moves(step.value, fitting)
+    summands = _summands(whole)
+    if len(summands) == 1:
+        return [_by_its_flags(step, fitting)]
+    if all(_choice(value, fitting) is None for value in summands):
+        return [step]
+    found: list[Placed] = []
+    for value in summands:
+        if any(scene.dims(value) != scene.dims(whole) for scene in fitting.scenes):
+            value = fitting.derive("Expand", [value, fitting.derive("Shape", [whole])])
+        value = _moved(value, moves, fitting)
+        found.append(_by_its_flags(Placed(value=value, kind="additive"), fitting))
+    return found
+
+
+def _summands(value: ir.Value) -> list[ir.Value]:
+    node = value.producer()
+    if node is None or node.op_type not in ("Add", "Sum"):
+        return [value]
+    return [part for given in node.inputs if given is not None for part in _summands(given)]
+
+
+def _below_moves(value: ir.Value, fitting: Fitting) -> tuple[list[ir.Node], ir.Value]:
+    """What lays the value out, or multiplies it by a number above nothing, and what of.
+
+    In the order of the graph.
+    """
     scene = fitting.scenes[0]
     moves: list[ir.Node] = []
-    node = step.value.producer()
-    while node is not None and len(moves) < _FEW:
-        if node.op_type in _LAYING_OUT:
-            moves.insert(0, node)
-        elif node.op_type != "Mul" or not (scene.uniform(node.inputs[1]) or 0.0) > 0.0:
-            break  # a factor leaves nothing and -inf what they are
-        node = None if node.inputs[0] is None else node.inputs[0].producer()
-    if step.kind != "additive" or node is None or node.op_type != "Where":
-        return step
+    node = value.producer()
+    while node is not None and len(moves) < _FEW and node.inputs and node.inputs[0] is not None:
+        factor = scene.uniform(node.inputs[1]) if node.op_type == "Mul" else None
+        if node.op_type not in _LAYING_OUT and not (factor or 0.0) > 0.0:
+            break
+        moves.insert(0, node)
+        value = node.inputs[0]
+        node = value.producer()
+    return moves, value
+
+
+def _moved(value: ir.Value, moves: Sequence[ir.Node], fitting: Fitting) -> ir.Value:
+    for move in moves:
+        value = fitting.derive(move.op_type, [value, *move.inputs[1:]], attributes_of(move))
+    return value
+
+
+def _choice(
+    value: ir.Value, fitting: Fitting
+) -> tuple[list[ir.Node], ir.Value, Literal["keep", "hide"]] | None:
+    """(moves, flags, what they mean) of an addition of nothing or -inf that flags decide.
+
+    A factor leaves nothing and -inf what they are.
+    """
+    scene = fitting.scenes[0]
+    moves, whole = _below_moves(value, fitting)
+    node = whole.producer()
+    if node is None or node.op_type != "Where":
+        return None
     flags, yes, no = node.inputs
     kinds: dict[tuple[float | None, ...], Literal["keep", "hide"]] = {
         (0.0, -np.inf): "keep",
         (-np.inf, 0.0): "hide",
     }
     kind = kinds.get(tuple(scene.uniform(value) for value in (yes, no)))
-    whole = node.outputs[0]
     if kind is None or flags is None:
-        return step
+        return None
     if any(each.dims(flags) != each.dims(whole) for each in fitting.scenes):
+        return None
+    return [move for move in moves if move.op_type != "Mul"], flags, kind
+
+
+def _by_its_flags(step: Placed, fitting: Fitting) -> Placed:
+    """An addition of nothing or -inf that flags decide, as the step that hides by them."""
+    found = _choice(step.value, fitting)
+    if found is None:
         return step
-    for move in moves:
-        flags = fitting.derive(move.op_type, [flags, *move.inputs[1:]], attributes_of(move))
-    return Placed(value=flags, kind=kind, fill=-np.inf)
+    moves, flags, kind = found
+    return Placed(value=_moved(flags, moves, fitting), kind=kind, fill=-np.inf)
 
 
 def _bounded(placed: list[Placed], floor: Placed) -> list[Placed]:

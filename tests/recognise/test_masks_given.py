@@ -121,3 +121,34 @@ def test_a_bias_of_positions_is_named_apart_from_the_mask(assert_sound: Sound) -
     assert site.spec.mask.causal is not None
     assert site.spec.mask.bias is not None
     assert_sound(recognition, feeds(0.0, 6))
+
+
+def _two(g: Sketch, scores: ir.Value, keep: ir.Value, mask: ir.Value) -> ir.Value:
+    """Flags of pairs and flags of keys become numbers, are added up, and laid out together."""
+    length = g.size(scores, 2)
+    given = g.op("Greater", mask, 0.5)
+    pairs = g.op("Where", given, g.const(np.float32(-np.inf)), 0.0)
+    keys = g.op("Where", g.slice(keep, 2, 3, 0), 0.0, g.const(np.float32(-np.inf)))
+    whole = g.mul(g.add(pairs, g.op("Expand", keys, g.concat(length, length, axis=0))), 1.0)
+    flat = g.op("Reshape", whole, g.concat(g.size(scores, 0), length, length, axis=0))
+    return g.add(scores, g.unsqueeze(flat, 1))
+
+
+def test_two_kinds_of_flags_added_up_are_flags(assert_sound: Sound) -> None:
+    recognition = recognise(attention(_two))
+    (site,) = recognition.sites
+    assert (site.spec.mask.keep is not None, site.spec.mask.bias) == (True, None)
+    assert_sound(recognition, feeds(1.0, 6))
+
+
+def test_a_factor_of_masks_added_up_is_kept(assert_sound: Sound) -> None:
+    """Half of a bias is not the bias, though half of -inf is -inf."""
+
+    def halved(g: Sketch, scores: ir.Value, keep: ir.Value, mask: ir.Value) -> ir.Value:
+        hidden = g.op("Where", keep, 0.0, g.const(np.float32(-np.inf)))
+        return g.add(scores, g.mul(g.add(mask, hidden), 0.5))
+
+    recognition = recognise(attention(halved))
+    (site,) = recognition.sites
+    assert site.spec.mask.bias is not None
+    assert_sound(recognition, feeds(-1.0, 6))
