@@ -12,10 +12,12 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from mha_export.recognise._shapes import SLIDING, Shapes, symbol_of
+from mha_export.recognise._shapes import Shapes, symbol_of
+from mha_export.recognise._sliding import SLIDING
 
 _PRIMES = ((2, 5, 3, 7, 11, 13, 17, 19, 23, 29), (3, 7, 5, 11, 13, 17, 19, 23, 29, 31))
 _REPAIRS = 6
+_WRITERS = frozenset({"ScatterElements", "ScatterND", "TensorScatter"})
 _SPATIAL = (1, 8, 32, 64, 256)
 """Multiples tried for image sides and sound: a patch or a stride must divide them."""
 
@@ -64,9 +66,9 @@ def _fitting(
             for name in spatial:
                 sizes[name] *= multiple
             found = _repaired(graph, sizes)
-            if best is None or _faults(found) < _faults(best):
+            if best is None or _unfit(found, spatial) < _unfit(best, spatial):
                 best = found
-            if not _faults(best):
+            if not any(_unfit(best, spatial)):
                 return best
     assert best is not None
     return best
@@ -104,12 +106,19 @@ def _faults(shapes: Shapes) -> int:
     return len(shapes.conflicts) + len(shapes.flaws)
 
 
+def _unfit(shapes: Shapes, spatial: set[str]) -> tuple[int, int]:
+    """What speaks against the sizes, the worse first; a length of one only shows less."""
+    return _faults(shapes), len(shapes.narrow) if spatial else 0
+
+
 def _choose(
     graph: ir.Graph, symbols: list[str], primes: tuple[int, ...], alike: Mapping[str, str]
 ) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for index, name in enumerate(symbols):
         sizes[name] = primes[index] if index < len(primes) else primes[-1] + 2 * index
+    for place, name in enumerate(_buffers(graph, symbols)):
+        sizes[name] = primes[-1] + 2 * (len(symbols) + place)
     for name, other in alike.items():
         sizes[name] = sizes[other]
     total = _total(graph, symbols)
@@ -117,6 +126,19 @@ def _choose(
         name, past, new = total
         sizes[name] = sizes[past] + sizes[new]
     return sizes
+
+
+def _buffers(graph: ir.Graph, symbols: list[str]) -> list[str]:
+    """Lengths that tokens are written into: longer than any number of tokens."""
+    found: dict[str, None] = {}
+    for node in graph.all_nodes():
+        buffer = node.inputs[0] if node.op_type in _WRITERS else None
+        if buffer is None or buffer.shape is None or not buffer.is_graph_input():
+            continue
+        for axis in range(1, len(buffer.shape)):
+            if not isinstance(buffer.shape[axis], int):
+                found.setdefault(symbol_of(buffer, axis))
+    return [name for name in symbols if name in found]
 
 
 def _total(graph: ir.Graph, symbols: list[str]) -> tuple[str, str, str] | None:

@@ -18,14 +18,13 @@ from mha_export.recognise._evaluate_contents import RULES, attributes_of
 from mha_export.recognise._movement_laws import MOVES
 from mha_export.recognise._schema_shapes import inferred
 from mha_export.recognise._shape_laws import LAWS, Facts, Shape
+from mha_export.recognise._sliding import SLIDING, places_of_window
 
 LARGEST_CONTENT = 4096
 """Elements of the largest value whose content is kept."""
 
 _LAWS = {**LAWS, **MOVES, **CONTRACTIONS}
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
-SLIDING = frozenset({"AveragePool", "Conv", "MaxPool"})
-"""Ops whose output is empty where the input is shorter than their window."""
 _UNFOLDED = frozenset({"MatMul", "Einsum", "LayerNormalization", "RMSNormalization", "Dropout"})
 
 
@@ -42,6 +41,8 @@ class Shapes:
         self.conflicts: list[tuple[int, int]] = []
         self.flaws: list[str] = []
         """Values with a dimension below zero, or none left: the sizes are too small here."""
+        self.narrow: list[str] = []
+        """Values that a window slid along to a single place: a length that looks like no axis."""
         self._shapes: dict[ir.Value, Shape | None] = {}
         self._contents: dict[ir.Value, np.ndarray | None] = {}
         for value in graph.inputs:
@@ -137,9 +138,14 @@ class Shapes:
             shape = found[index] if index < len(found) else None
             if shape is None or None in shape:
                 shape = _merged(shape, self.declared(value))
-            least = 1 if op in SLIDING else 0
-            if shape is not None and any(dim is not None and dim < least for dim in shape):
+            if shape is not None and any(dim is not None and dim < 0 for dim in shape):
                 self.flaws.append(value.name or "")
+            elif op in SLIDING and index == 0 and shape is not None:
+                places = places_of_window(shapes, attributes)
+                if 0 in shape[2:] or any(count < 1 for count, _ in places):
+                    self.flaws.append(value.name or "")
+                elif any(count == 1 < size for count, size in places):
+                    self.narrow.append(value.name or "")
             self._shapes[value] = shape
         if op in RULES and op not in _UNFOLDED and node.domain in _DOMAINS[:2]:
             self._fold(node, contents, attributes)
