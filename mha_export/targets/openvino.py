@@ -5,6 +5,8 @@ Facts this file rests on (OpenVINO 2026.4):
 * on a processor with AMX it computes f32 models in bf16 unless told otherwise (errors of 1e-2):
   ``INFERENCE_PRECISION_HINT`` is always set and recorded; ``f32``, ``f16`` and ``bf16`` are three
   columns of a report;
+* told f16 on a processor that has bf16 and no f16 arithmetic it computes in bf16: such a node is
+  not where it was asked to be (``fallback``);
 * a blob that holds a fused ``RoPE`` node computes garbage once it is imported, while the model it
   was exported from is right: such a graph is kept as OpenVINO's IR, and compiled when it is loaded;
 * it can crash on a legal graph (an exact-size static past): it runs in a worker process.
@@ -39,6 +41,8 @@ from mha_export.targets._target import (
 
 FIX = "pip install 'mha-export[openvino]'"
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+HALVES = frozenset({"f16", "bf16"})
+"""A processor that has one of them is given it where the other was asked for."""
 NOT_COMPUTE = frozenset({"Input", "Output", "Const", "Constant", "Reorder", "Reshape", "ShapeOf"})
 """Layer types of an executed graph that move or describe tensors."""
 NOT_IN_A_BLOB = frozenset({"RoPE"})
@@ -85,16 +89,22 @@ class OpenVinoSession:
 
     def placement(self) -> Placement:
         """Nodes of the executed graph by the precision they ran in: all are the CPU plugin's."""
-        ran = Counter(
-            precision
+        ran = [
+            (layer, precision)
             for layer, precision in _executed(self._compiled)
             if precision in FLOATS and layer not in NOT_COMPUTE
+        ]
+        counts = sorted(Counter(precision for _, precision in ran).items())
+        seen = ", ".join(f"{count} in {name}" for name, count in counts)
+        other = tuple(
+            f"{layer} in {precision}, not {self._precision}"
+            for layer, precision in ran
+            if {precision, self._precision} == HALVES
         )
-        total = ran.total()
-        seen = ", ".join(f"{count} in {name}" for name, count in sorted(ran.items()))
         return Placement(
-            float_compute_nodes=total,
-            on_target=total,
+            float_compute_nodes=len(ran),
+            on_target=len(ran) - len(other),
+            elsewhere=other,
             evidence=f"openvino executed graph, hint {self._precision}: {seen or 'none'}",
         )
 

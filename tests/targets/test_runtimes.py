@@ -160,6 +160,17 @@ def test_openvino_runs_in_the_precision_it_was_told(precision, bound, program, x
     assert f"hint {precision}" in session.placement().evidence
 
 
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+def test_openvino_says_so_where_it_takes_the_other_half(precision, program, x) -> None:
+    options = CompileOptions(precision=precision, threads=1)
+    session = target_named("openvino").compile(program, options).load()
+    session.run({"x": x})
+    (other,) = {"f16", "bf16"} - {precision}
+    found = session.placement()
+    assert found.complete is (f" in {other}" not in found.evidence)
+    assert all(f"in {other}, not {precision}" in node for node in found.elsewhere)
+
+
 def test_openvino_is_told_f32_where_nothing_is_asked(program) -> None:
     artifact = target_named("openvino").compile(program, CompileOptions(threads=1))
     assert artifact.settings["INFERENCE_PRECISION_HINT"] == "f32"
