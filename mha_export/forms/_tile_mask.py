@@ -141,8 +141,6 @@ class TileMask(Mask):
         size = self._counts.of(
             self._shared(f"size {id(value)} {axis}", lambda: dimension(self._scope, value, axis))
         )
-        if size == 1:
-            return value
         counts = self._counts
         start = counts.least(span.start, counts.sub(size, 1))
         cut = Span(start=start, end=counts.least(span.end, size))

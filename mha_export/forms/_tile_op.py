@@ -55,7 +55,7 @@ class TileOp:
     Args:
         parts: what the mask of a tile hides.
         bound: whether a source graph's own mask hides it.
-        q: how many queries there are. kv: how many keys. offset: position of query 0.
+        q: how many queries there are. kv: how many keys.
     """
 
     def __init__(
@@ -68,7 +68,6 @@ class TileOp:
         bound: bool,
         q: Count,
         kv: Count,
-        offset: Count,
     ) -> None:
         self._scope = scope
         self._spec = spec
@@ -77,8 +76,9 @@ class TileOp:
         self._q = q
         self._kv = kv
         causal = parts == {"causal"} and not bound and not spec.mask.prefix
-        self._grows = causal and offset == 0 and isinstance(q, int) and same(q, kv)
-        """Whether a tile's keys are those of the one before and its own."""
+        self._grows = causal and isinstance(q, int) and same(q, kv)
+        """Whether a tile's keys are those of the one before and its own: the diagonal of a square,
+        where query 0 stands at key 0 by every alignment."""
         self._grown: list[ir.Value] = []
         """Keys and values up to the end of the tile before."""
 
@@ -119,10 +119,10 @@ class TileOp:
         return self._scope.op("Expand", [value, full], dtype=value.dtype)
 
     def _op(self, inputs: list[ir.Value | None], **attributes: int | float) -> list[ir.Value]:
-        """The context, and the grown keys and values where there is a past."""
+        """The context, and what each past has grown to."""
         spec, typed = self._spec, (ir_dtype(self._spec.io_dtype), None)
         attributes["scale"] = spec.effective_scale
         if spec.effective_softmax_dtype is not spec.io_dtype:
             attributes["softmax_precision"] = ir_dtype(spec.effective_softmax_dtype).value
-        outputs = [typed] * (3 if len(inputs) > 4 else 1)
+        outputs = [typed] * (1 + len(inputs[4:]))
         return self._scope.op_multi("Attention", inputs, attributes, outputs=outputs)

@@ -135,7 +135,6 @@ class _Tiles:
             bound=operands.score_mask is not None,
             q=self._cuts.q,
             kv=self._cuts.kv,
-            offset=self._cuts.offset,
         )
         self._products = Products(
             scope=scope,
@@ -167,7 +166,7 @@ class _Tiles:
         ]
         if len(outputs) == 1:
             return outputs[0]
-        joined = scope.op("Concat", outputs, {"axis": 1}, dtype=outputs[0].dtype)
+        joined = scope.op("Concat", outputs, {"axis": 1}, dtype=values.dtype)
         if self._cuts.repeats:
             joined = self._counts.rows(joined, Span(start=0, end=self._cuts.q), 1)
         return joined
