@@ -20,6 +20,7 @@ from mha_export.forms._scope import Scope
 from mha_export.forms._weights import check_weights, random_weights, weight_shapes
 from mha_export.operands import Heads, Layout
 from mha_export.spec import AttentionSpec, Dim, DType
+from mha_export.statement import SOFTMAXES, state
 
 SITE = "attention"
 """The site id that the nodes of a canonical graph carry."""
@@ -28,8 +29,6 @@ _IR_VERSIONS = {23: 11, 24: 12}
 _LEAST_IR = 10
 """The first IR version in which nodes carry metadata."""
 _NEWEST_IR = 13
-
-_ANCHORS = ("Attention", "GroupQueryAttention", "MultiHeadAttention", "Softmax")
 
 
 def build_model(
@@ -71,7 +70,9 @@ def build_model(
     operands = bind(scope, spec, inputs, bound)
     before = len(scope.nodes)
     emitted = form.emit(scope, spec, params, operands)
-    _mark(scope.nodes[before:], form, spec)
+    own = scope.nodes[before:]
+    _mark(own, form, spec)
+    state(own, spec, operands, _gives(emitted), form=form.name, key=SITE)
     outputs = _outputs(scope, spec, bound, emitted, inputs)
     # Weights that became inputs come last: what a caller feeds at every run comes first.
     given = [value for value in inputs.values if value.name not in bound]
@@ -111,9 +112,18 @@ def _mark(nodes: list[ir.Node], form: Form, spec: AttentionSpec) -> None:
     for node in nodes:
         node.metadata_props["mha_export.site"] = SITE
         node.metadata_props["mha_export.form"] = form.name
-        if node.op_type in _ANCHORS:
+        if node.op_type in SOFTMAXES:
             text = json.dumps(spec.to_json(), sort_keys=True)
             node.metadata_props["mha_export.spec"] = text
+
+
+def _gives(emitted: Emitted) -> dict[str, Heads]:
+    made = {
+        "output": emitted.output,
+        "present_key": emitted.present_key,
+        "present_value": emitted.present_value,
+    }
+    return {role: heads for role, heads in made.items() if heads is not None}
 
 
 def _outputs(

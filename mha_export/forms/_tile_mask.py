@@ -1,24 +1,24 @@
 """The mask of one tile: some queries against some keys, from the parts of the whole mask.
 
 Position parts are compared at the tile's own positions, so nothing of size [s, t] is ever made;
-tensors that come from outside (keep-masks, biases, padding, a source graph's own mask) are cut to
-the tile's rows and columns. Where every position is a number the tile's mask is a constant.
+tensors that come from outside (keep-masks, biases, padding) are cut to the tile's rows and columns.
+A source graph's own mask, which says the same of all pairs, is not read. Where every position is a
+number the tile's mask is a constant.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from mha_export.forms._counts import Count, Counts, Span
-from mha_export.forms._layout import Sizes, cast, dimension, ints, numpy_dtype, unsqueeze
+from mha_export.forms._layout import Sizes, cast, dimension, numpy_dtype, unsqueeze
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import added_parts
 from mha_export.forms._scope import Scope
-from mha_export.operands import Operands, ScoreMask
+from mha_export.operands import Operands
 from mha_export.spec import AttentionSpec, Dim, MaskSpec
 
 POSITION_PARTS = frozenset({"causal", "left_window", "right_window", "block"})
@@ -55,16 +55,10 @@ class TileMask(Mask):
         self._rows = rows
         self._keys = keys
         self._known = _known_positions(rows, keys, offset)
-        source = operands.score_mask
-        if source is not None:
-            value = self._cut_unknown(self._shared("source", lambda: self._rank4_of(source)))
-            self._operands = dataclasses.replace(
-                operands, score_mask=ScoreMask(value=value, kind=source.kind)
-            )
 
     def additive(self, parts: frozenset[str], fill: float) -> ir.Value | None:
         known = self._visible(parts)
-        if known is None or self.bound or added_parts(self._spec.mask):
+        if known is None or added_parts(self._spec.mask):
             return super().additive(parts, fill)
         if known.all():
             return None
@@ -132,10 +126,6 @@ class TileMask(Mask):
             return self._cut(value, self._rows, 2)
         return self._cut_broadcast(value, self._rows, 2)
 
-    def _cut_unknown(self, value: ir.Value) -> ir.Value:
-        """A source graph's mask: either axis may be 1, and broadcast."""
-        return self._cut_broadcast(self._cut_broadcast(value, self._rows, 2), self._keys, 3)
-
     def _cut_broadcast(self, value: ir.Value, span: Span, axis: int) -> ir.Value:
         """Cut an axis that is whole or 1: of a size of 1, every span is index 0."""
         size = self._counts.of(
@@ -148,13 +138,6 @@ class TileMask(Mask):
 
     def _cut(self, value: ir.Value, span: Span, axis: int) -> ir.Value:
         return self._counts.rows(value, span, axis)
-
-    def _rank4_of(self, source: ScoreMask) -> ir.Value:
-        shape = source.value.shape
-        if shape is not None and len(shape) == 4:
-            return source.value
-        ones = ints(self._scope, 1, 1, 1, 1)
-        return self._scope.op("Expand", [source.value, ones], dtype=source.value.dtype)
 
     def _once(self, name: str, make: Callable[[], ir.Value]) -> ir.Value:
         if name not in self._made:

@@ -54,7 +54,6 @@ class TileOp:
 
     Args:
         parts: what the mask of a tile hides.
-        bound: whether a source graph's own mask hides it.
         q: how many queries there are. kv: how many keys.
     """
 
@@ -65,7 +64,6 @@ class TileOp:
         counts: Counts,
         *,
         parts: frozenset[str],
-        bound: bool,
         q: Count,
         kv: Count,
     ) -> None:
@@ -75,7 +73,7 @@ class TileOp:
         self._parts = parts
         self._q = q
         self._kv = kv
-        causal = parts == {"causal"} and not bound and not spec.mask.prefix
+        causal = parts == {"causal"} and not spec.mask.prefix
         self._grows = causal and isinstance(q, int) and same(q, kv)
         """Whether a tile's keys are those of the one before and its own: the diagonal of a square,
         where query 0 stands at key 0 by every alignment."""
@@ -102,9 +100,7 @@ class TileOp:
         return self._scope.op("Concat", [before, own], {"axis": 2}, dtype=own.dtype)
 
     def _allowed(self, tile: Tile, mask: TileMask) -> ir.Value | None:
-        """[.., rows, keys]: True where a pair takes part, or a source graph's own mask."""
-        if mask.source is not None and self._parts:
-            return self._full(tile, mask.source.value)
+        """[.., rows, keys]: True where a pair takes part."""
         allowed = mask.allowed(self._parts)
         if allowed is None or self._parts & PAIRWISE_PARTS:
             return allowed

@@ -56,7 +56,7 @@ class TiledForm:
     def emit(
         self, scope: Scope, spec: AttentionSpec, params: FormParams, operands: Operands
     ) -> Emitted:
-        operands = _with_own_mask(spec, operands)
+        operands = dataclasses.replace(operands, score_mask=None)  # a tile's mask is never [s, t]
         sizes = Sizes(scope, spec, operands)
         ready = prepare(scope, spec, operands, sizes, ops=False)
         output = _Tiles(scope, spec, params, operands, sizes).emit(ready)
@@ -97,13 +97,6 @@ def _refusal(spec: AttentionSpec) -> Unsupported | None:
     return None
 
 
-def _with_own_mask(spec: AttentionSpec, operands: Operands) -> Operands:
-    """Without the source graph's mask where positions alone say what it says."""
-    if hiding_parts(spec) <= POSITION_PARTS and not spec.mask.prefix:
-        return dataclasses.replace(operands, score_mask=None)
-    return operands
-
-
 class _Tiles:
     """Emits the tiles of one attention and joins them."""
 
@@ -132,7 +125,6 @@ class _Tiles:
             spec,
             counts,
             parts=self._parts,
-            bound=operands.score_mask is not None,
             q=self._cuts.q,
             kv=self._cuts.kv,
         )

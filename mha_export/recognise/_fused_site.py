@@ -25,8 +25,28 @@ from mha_export.recognise._site import Reason, Site
 
 def settled(site: Site, scenes: Sequence[Scene]) -> Site:
     """The site with operands and output where the graph holds them best, and all its nodes."""
-    site = with_row_policy(site, scenes)
-    site = deepened(site, scenes) or _relaid(site, scenes)
+    seen = with_row_policy(site, scenes)
+    deep = deepened(seen, scenes) or relaid(seen, scenes)
+    if seen is site:  # the mean of a row without keys may be of values before they were repeated
+        deep = _with_row_policy_below(deep, scenes)
+    return with_nodes(deep)
+
+
+def with_rows(site: Site, scenes: Sequence[Scene]) -> Site:
+    """A site of plain nodes up to and with what its rows without keys get on the context."""
+    if site.cannot_replace is not None or site.qk_output is not None:
+        return site
+    fixed = _with_row_policy_below(site, scenes)
+    return site if fixed is site else with_nodes(fixed)
+
+
+def _with_row_policy_below(site: Site, scenes: Sequence[Scene]) -> Site:
+    fixed = with_row_policy(site, scenes)
+    return site if fixed is site else relaid(fixed, scenes)
+
+
+def with_nodes(site: Site) -> Site:
+    """The site with the nodes a replacement frees, and why it frees too few of them."""
     present = [h.value for h in (site.present_key, site.present_value) if h is not None]
     replaced = [site.output.value, *present]
     if site.qk_output is not None:
@@ -38,7 +58,7 @@ def settled(site: Site, scenes: Sequence[Scene]) -> Site:
     return dataclasses.replace(site, nodes=tuple(nodes), cannot_replace=reason)
 
 
-def _relaid(site: Site, scenes: Sequence[Scene]) -> Site:
+def relaid(site: Site, scenes: Sequence[Scene]) -> Site:
     """The same operands and output, nearer to the projections."""
     operands = dataclasses.replace(
         site.operands,

@@ -15,7 +15,7 @@ from mha_export.recognise._division import divide_first
 from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._finish import finished
-from mha_export.recognise._fused_site import settled
+from mha_export.recognise._fused_site import settled, with_rows
 from mha_export.recognise._movement import Views
 from mha_export.recognise._other import is_matrix, is_of_pairs, other_softmax
 from mha_export.recognise._prepare import prepared
@@ -29,6 +29,7 @@ from mha_export.recognise._site import (
     Site,
     Verdict,
 )
+from mha_export.recognise._stated import stated_sites
 from mha_export.recognise._unrolled import stacked
 from mha_export.recognise.fused import is_fused, read_fused
 
@@ -53,8 +54,12 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
     divide_first(copy, scenes)
     context.prefer(scenes[0].shapes.sizes, scenes[0].shapes.known())
     verdicts: list[Verdict] = []
+    stated = stated_sites(copy, scenes)
     for node in list(_all_nodes(copy.graph)):
-        if is_fused(node):
+        if node in stated:
+            if stated[node] not in verdicts:
+                verdicts.append(stated[node])
+        elif is_fused(node):
             found = read_fused(node, context=context)
             verdicts.append(settled(found, scenes) if isinstance(found, Site) else found)
         elif (anchor := anchor_of(node, scenes[0])) is not None:
@@ -124,7 +129,7 @@ def verdict(anchor: Anchor, scenes: Sequence[Scene], *, static: bool = True) -> 
         if any(draft.is_static for draft in drafts):
             return verdict(anchor, scenes, static=False)
         return Rejection(id="", anchor=anchor.node, reason=site)
-    return site
+    return with_rows(site, scenes)
 
 
 def _is_linear(draft: Draft, scene: Scene) -> bool:

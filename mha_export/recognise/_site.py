@@ -50,6 +50,8 @@ class Site:
         nodes: every node the attention covers, in graph order; mask construction that other sites
             share is *not* covered.
         fused_as: op type when the source graph already had one fused node.
+        stated_as: the form an earlier rewrite says these nodes are, in several softmaxes; what
+            they compute is not read off them, and shown only by a proof.
         cannot_replace: None when replaceable.
     """
 
@@ -64,6 +66,7 @@ class Site:
     present_key: Heads | None = None
     present_value: Heads | None = None
     fused_as: str | None = None
+    stated_as: str | None = None
     cannot_replace: Reason | None = None
     verdict: Literal["attention"] = "attention"
 
@@ -75,7 +78,7 @@ class Site:
         return {
             "id": self.id,
             "verdict": self.verdict,
-            "fused_as": self.fused_as,
+            "fused_as": self.fused_as or self.stated_as,
             "replaceable": self.replaceable,
             "spec": self.spec.to_json(),
             "nodes": [node.name for node in self.nodes],

@@ -18,13 +18,13 @@ from mha_export.operands import Heads, Operands, ScoreMask
 from mha_export.recognise import Site
 from mha_export.rewrite._outcome import Choice
 from mha_export.spec import AttentionSpec, EmptyRow
+from mha_export.statement import SOFTMAXES, state
 
 SITE, SPEC, FORM, ORIGIN = (f"mha_export.{key}" for key in ("site", "spec", "form", "origin"))
 """Keys of ``metadata_props`` on emitted nodes: the site's id on all of them; spec, form and the
 node that was replaced on the one that computes the context and on the op that the form is of."""
 
 
-_ANCHORS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention", "Softmax"})
 _MOVING = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 
 
@@ -48,6 +48,7 @@ def emit_site(site: Site, choice: Choice, operands: Operands, *, prefix: str) ->
         ValueError: the form made fewer values than the site has.
     """
     scope = Scope(prefix, opset=choice.params.opset)
+    bound = operands
     operands = _in_io_type(scope, site.spec, operands)
     emitted = choice.form.emit(scope, site.spec, choice.params, operands)
     main = _computing(scope, emitted.output.value)
@@ -63,6 +64,10 @@ def emit_site(site: Site, choice: Choice, operands: Operands, *, prefix: str) ->
             raise ValueError(f"form {choice.form.name} made no qk_output for site {site.id}")
         pairs.append((site.qk_output, emitted.qk_output))
     _annotate(scope, site, choice, main)
+    made = {"output": emitted.output, "present_key": emitted.present_key}
+    made["present_value"] = emitted.present_value
+    gives = {role: heads for role, heads in made.items() if heads is not None}
+    state(scope.nodes, site.spec, bound, gives, form=choice.form.name, key=prefix)
     return Emission(
         nodes=tuple(scope.nodes),
         initializers=tuple(scope.initializers),
@@ -144,7 +149,7 @@ def _computing(scope: Scope, output: ir.Value) -> ir.Node | None:
 def _annotate(scope: Scope, site: Site, choice: Choice, main: ir.Node | None) -> None:
     for node in scope.nodes:
         node.metadata_props[SITE] = site.id
-    anchors = [node for node in scope.nodes if node.op_type in _ANCHORS]
+    anchors = [node for node in scope.nodes if node.op_type in SOFTMAXES]
     marked = {*(anchors if len(anchors) == 1 else ()), *(() if main is None else (main,))}
     for node in marked:
         node.metadata_props[SPEC] = spec_text(site)
@@ -179,8 +184,8 @@ def _says(text: str, spec: AttentionSpec) -> bool:
 
     The two fills that absorb every score are one: hidden is hidden, and what such a fill decides,
     a row without keys, ``empty_row`` says; where it says nothing, any will do. A form whose op
-    hides with -inf reads back as that, whatever number the source had. What an op took together
-    with a bias is part of it. A length that was written into the graph may be free now.
+    hides with -inf reads back as that, whatever number the source had. What an op took as a bias,
+    or together with one, is part of it. A length that was written into the graph may be free now.
     """
     try:
         stated = json.loads(text)
@@ -192,7 +197,9 @@ def _says(text: str, spec: AttentionSpec) -> bool:
     for one in (stated, own):
         one.pop("dims", None)
         one["fill"] = "-inf" if one.get("fill") in ("min", None) else one["fill"]
-    if "bias" in own["mask"] and "bias" in (stated.get("mask") or ()):
+    if "bias" in own["mask"]:
+        own["mask"].remove("bias")
+        stated["mask"] = [part for part in stated.get("mask") or () if part != "bias"]
         for name in ("mask", "causal", "left_window", "right_window"):
             stated[name] = own[name] if _is_less(own[name], stated.get(name)) else stated.get(name)
     if stated.get("empty_row") == EmptyRow.NOT_APPLICABLE.value or not spec.mask.hides_keys:

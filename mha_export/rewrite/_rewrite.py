@@ -186,7 +186,8 @@ def _decide(
         params=choice.params,
         reason=choice.reason,
     )
-    if already_in_form(site, choice):
+    there = already_in_form(site, choice)
+    if there and (site.stated_as is None or not settings.prove):
         return done, None
     if not settings.prove:
         return done, choice
@@ -203,7 +204,7 @@ def _decide(
             None,
         )
     reason = "; ".join(filter(None, (choice.reason, proof.reason))) or None
-    return dataclasses.replace(done, proof=proof, reason=reason), choice
+    return dataclasses.replace(done, proof=proof, reason=reason), None if there else choice
 
 
 def _at_opset(choice: Choice, opset: int) -> Choice:

@@ -11,7 +11,8 @@ Only six laws, each true for every input:
 6. ``Concat(x) = x``: what an exporter leaves of a cache beside the emitted nodes that read it.
 
 And one of sharing: two emitted nodes with the same operator, attributes and inputs are one node
-(sites that share a mask expand it once), two small equal constants one constant.
+(sites that share a mask expand it once), two small equal constants one constant. What a statement
+says is an operand stays one: nothing is read past it.
 
 That two dimensions are the same is read off constants and copies where it can be, else off the
 shapes the graph itself computes at several choices of sizes that differ in every length
@@ -26,6 +27,7 @@ import onnx_ir as ir
 
 from mha_export.recognise._evaluate import Context, SizedView
 from mha_export.rewrite._emit import SITE
+from mha_export.statement import is_stated, share_statements
 
 _SMALL = 64
 
@@ -102,6 +104,7 @@ def _share_nodes(emitted: list[ir.Node]) -> None:
         if kept is not node and len(kept.outputs) == len(node.outputs):
             for old, new in zip(node.outputs, kept.outputs, strict=True):
                 old.replace_all_uses_with(new)
+            share_statements(kept, node)
 
 
 def _with_readers(nodes: Iterable[ir.Node]) -> list[ir.Node]:
@@ -134,7 +137,7 @@ def _no_law(node: ir.Node, sizes: Sizes) -> bool:
 def _transpose(node: ir.Node, sizes: Sizes) -> bool:
     inner = _producer(node, 0, "Transpose")
     outer_perm = _permutation(node)
-    if inner is None or outer_perm is None:
+    if inner is None or outer_perm is None or is_stated(node):
         return False
     inner_perm = _permutation(inner)
     if inner_perm is None or len(inner_perm) != len(outer_perm):
@@ -157,7 +160,7 @@ def _reshape(node: ir.Node, sizes: Sizes) -> bool:
     if _is_own_shape(source, target) or (own is not None and own == sizes.shapes(node.outputs[0])):
         return _bypass(node, source)
     inner = _producer(node, 0, "Reshape")
-    if inner is None or inner.inputs[0] is None:
+    if inner is None or inner.inputs[0] is None or is_stated(node):
         return False
     zeros = [axis for axis, size in enumerate(target) if size == 0]
     if zeros and not _copies_the_same(inner, zeros, sizes):

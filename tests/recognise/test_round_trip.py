@@ -59,8 +59,6 @@ SPECS: dict[str, AttentionSpec] = {
 
 OPSETS = {"onnx": 24, "portable": 23, "trt": 23}
 """At which a form is emitted; 18 for the others."""
-CUT = {"tiled"}
-"""Forms of several softmaxes an attention."""
 
 
 def _cases() -> list[Any]:
@@ -68,7 +66,7 @@ def _cases() -> list[Any]:
     for form in all_forms():
         opset = OPSETS.get(form, 18)
         for name, spec in SPECS.items():
-            if form not in CUT and form_named(form).supports(spec, FormParams(opset=opset)):
+            if form_named(form).supports(spec, FormParams(opset=opset)):
                 found.append(pytest.param(spec, form, opset, id=f"{name}-{form}"))
     return found
 
