@@ -25,7 +25,7 @@ from mha_export.rewrite._emit import emit_site
 from mha_export.rewrite._exhibit import Exhibit, exhibit
 from mha_export.rewrite._feeds import Feeder, UnfeedableError, input_dtype
 from mha_export.rewrite._outcome import Choice, Proof, RewriteSettings
-from mha_export.rewrite._sizes import SizedSite, fixed_lengths, sized_sites
+from mha_export.rewrite._sizes import SizedSite, fixed_lengths, long_site, sized_sites
 from mha_export.rewrite._slice import as_graph
 from mha_export.rewrite._structure import structure_key
 from mha_export.rewrite._trial import Trial
@@ -97,20 +97,47 @@ class Prover:
         replacement = self._model(shown, emitted, functions)
         trial = Trial(self._evaluators, shown.site, original, replacement)
         for index, sized in enumerate(sizes):
-            feeder = Feeder(
-                shown.site,
-                sized,
-                self._context,
-                stops=shown.stops,
-                shape_only=shown.shape_only,
-                cuts=shown.cuts,
-            )
+            feeder = self._feeder(shown, sized)
             for case in self._cases(shown.site, sized, index):
-                trial.add(case, feeder.feeds(case), index)
+                trial.add(case, feeder.feeds(case), at=f"@{index + 1}" if index else "")
                 if trial.is_decided:
                     return trial.verdict()
-        self._add_twin(shown.site, choice, sizes, trial)
+        self._add_long(shown, sizes[0], trial)
+        if not trial.is_decided:
+            self._add_twin(shown.site, choice, sizes, trial)
         return trial.verdict()
+
+    def _add_long(self, shown: Exhibit, first: SizedSite, trial: Trial) -> None:
+        """Lengths at which a kernel may be another, where the graph goes on to them."""
+        sized = long_site(shown.site, self._context, first)
+        if sized is None:
+            return
+        feeder = self._feeder(shown, sized)
+        for case in cases(
+            _spec_at(shown.site, sized),
+            seed=self._settings.seed,
+            dims=sized.dims,
+            battery="quick",
+        ):
+            try:
+                feeds = feeder.feeds(case)
+            except UnfeedableError:
+                return
+            if not trial.runs(feeds):
+                return
+            trial.add(case, feeds, at="@long")
+            if trial.is_decided:
+                return
+
+    def _feeder(self, shown: Exhibit, sized: SizedSite) -> Feeder:
+        return Feeder(
+            shown.site,
+            sized,
+            self._context,
+            stops=shown.stops,
+            shape_only=shown.shape_only,
+            cuts=shown.cuts,
+        )
 
     def _add_twin(
         self, site: Site, choice: Choice, sizes: Sequence[SizedSite], trial: Trial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -17,6 +17,9 @@ from mha_export.spec import CausalAlignment
 
 _AXES = {Layout.BSM: (0, 1), Layout.BSHD: (0, 1), Layout.BHSD: (0, 2)}
 _MAX_LENGTH = 96
+_LONG_QUERIES, _LONG_KEYS = 37, 70
+"""Lengths at which runtimes were seen to take other kernels: from 32 queries, and 64 keys."""
+_LONG_SCORES = 1 << 19
 _MAX_SCORES = 1 << 22
 
 
@@ -24,7 +27,8 @@ _MAX_SCORES = 1 << 22
 class SizedSite:
     """A site at numbers for every symbol.
 
-    ``b``, ``s``: batch and queries; ``n``: new keys; ``p``: cached ones; ``t``: all.
+    ``b``, ``s``: batch and queries; ``n``: new keys; ``p``: cached ones; ``t``: all. ``relation``
+    names the symbols that are the sum of two others.
     """
 
     numbers: Mapping[str, int]
@@ -34,6 +38,7 @@ class SizedSite:
     n: int
     p: int
     t: int
+    relation: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -54,11 +59,11 @@ def sized_sites(
     base = _first_consistent(site, context, symbols, known)
     if base is None:
         return []
-    found, relation = base
+    found = replace(base[0], relation=base[1])
     result = [found]
     seen = {(found.b, found.s, found.n, found.p)}
     sized = _masks_are_sized(site, found)
-    for numbers in (*_variations(site, context, found, symbols, relation), *known):
+    for numbers in (*_variations(site, context, found, symbols), *known):
         if len(result) >= wanted:
             break
         other = size_at(site, context, numbers)
@@ -68,6 +73,42 @@ def sized_sites(
             seen.add((other.b, other.s, other.n, other.p))
             result.append(other)
     return result
+
+
+def long_site(site: Site, context: Context, found: SizedSite) -> SizedSite | None:
+    """The site at more queries and keys than its other sizes have; None where they are fixed.
+
+    A table of positions or a stored mask may be shorter: then fewer are tried.
+    """
+    sized = _masks_are_sized(site, found)
+    for change in _long_changes(site, context, found):
+        other = size_at(site, context, _with(found.numbers, found.relation, change))
+        if other is None or other.b * site.spec.q_heads * other.s * other.t > _LONG_SCORES:
+            continue
+        more = (other.s >= _LONG_QUERIES > found.s) or (other.t >= _LONG_KEYS > found.t)
+        if more and (_masks_are_sized(site, other) or not sized):
+            return other
+    return None
+
+
+def _long_changes(site: Site, context: Context, found: SizedSite) -> Iterator[dict[str, int]]:
+    symbols = _symbols(context.model)
+    controls = _controls(site, context, found, symbols)
+    s, p, n = controls.get("s"), controls.get("p"), controls.get("n")
+    if s is not None and p is not None:
+        yield {s: _LONG_QUERIES, p: _LONG_KEYS - _LONG_QUERIES}
+        yield {s: _LONG_QUERIES}
+    elif s is not None and n is not None and n != s:
+        yield {s: _LONG_QUERIES, n: _LONG_KEYS}
+    elif s is not None:
+        yield {s: _LONG_KEYS}
+        yield {s: _LONG_QUERIES}
+    elif n is not None:
+        yield {n: _LONG_KEYS}
+    else:
+        lengths = [name for name, is_batch in symbols.items() if not is_batch]
+        for length in (_LONG_KEYS, _LONG_QUERIES) if lengths else ():
+            yield dict.fromkeys(lengths, length)
 
 
 def fixed_lengths(site: Site, context: Context, found: SizedSite) -> dict[str, int]:
@@ -308,25 +349,28 @@ def _surroundings(site: Site) -> Iterator[ir.Node]:
         pending += [value.producer() for value in node.inputs if value is not None]
 
 
-def _variations(
-    site: Site,
-    context: Context,
-    found: SizedSite,
-    symbols: Mapping[str, bool],
-    relation: Relation,
-) -> Iterator[dict[str, int]]:
-    """Other sizes: one query, many; a shorter or absent past; one batch row."""
-    free = [name for name in symbols if name not in relation]
+def _controls(
+    site: Site, context: Context, found: SizedSite, symbols: Mapping[str, bool]
+) -> dict[str, str]:
+    """The symbol that is the batch, the queries, the past, the new keys, each by itself."""
     controls: dict[str, str] = {}
-    for name in free:
-        moved = size_at(
-            site, context, _with(found.numbers, relation, {name: found.numbers[name] + 1})
-        )
-        if moved is None:
+    for name in symbols:
+        if name in found.relation:
             continue
-        for dim in ("b", "s", "p", "n"):
+        more = {name: found.numbers[name] + 1}
+        moved = size_at(site, context, _with(found.numbers, found.relation, more))
+        for dim in ("b", "s", "p", "n") if moved is not None else ():
             if getattr(moved, dim) == getattr(found, dim) + 1:
                 controls.setdefault(dim, name)
+    return controls
+
+
+def _variations(
+    site: Site, context: Context, found: SizedSite, symbols: Mapping[str, bool]
+) -> Iterator[dict[str, int]]:
+    """Other sizes: one query, many; a shorter or absent past; one batch row."""
+    relation = found.relation
+    controls = _controls(site, context, found, symbols)
     s, p, n = controls.get("s"), controls.get("p"), controls.get("n")
     tries: list[dict[str, int]] = []
     if p is not None and s is not None:

@@ -55,7 +55,17 @@ class Trial:
     def is_decided(self) -> bool:
         return self._failure is not None
 
-    def add(self, case: Case, feeds: Feeds, size_index: int) -> None:
+    def runs(self, feeds: Feeds) -> bool:
+        """Whether the original runs at all on these inputs, where it ran on others."""
+        if self._original_on is None:
+            return False
+        with suppress(MhaExportError):
+            self._outputs(self._original_on, self._original, feeds)
+            return True
+        return False
+
+    def add(self, case: Case, feeds: Feeds, *, at: str = "") -> None:
+        """Judge one case; ``at`` names its lengths."""
         exact = attention(feeds.spec, feeds.inputs)
         bounds = _bounds(self._site, feeds, exact)
         expected = self._original_outputs(feeds)
@@ -66,7 +76,7 @@ class Trial:
         except MhaExportError as error:
             self._failure = f"the replacement does not run: {error}"
             return
-        name = case.name if size_index == 0 else f"{case.name}@{size_index + 1}"
+        name = case.name + at
         judgements = []
         for role, (want, rows) in bounds.items():
             for outputs in (actual, expected or {}):
@@ -270,13 +280,16 @@ def _in_use(role: str, array: np.ndarray, want: np.ndarray, feeds: Feeds) -> np.
 
 
 def _keyless(feeds: Feeds, exact: OracleResult) -> np.ndarray:
-    """Rows [b, h, s] whose keys are all hidden, be it by a bias at the dtype's minimum."""
-    bias = feeds.inputs.bias
-    if bias is None or feeds.spec.mask.bias is None:
-        return exact.empty_rows
-    hidden = np.all(bias <= lowest(feeds.spec.io_dtype) / 2, axis=-1)
-    found: np.ndarray = exact.empty_rows | np.broadcast_to(hidden, exact.output.shape[:-1])
-    return found
+    """Rows of the output whose keys are all hidden, be it by a bias at the dtype's minimum.
+
+    [b, h, s]; [b, s] where heads are averaged: a row of any head without keys spoils the mean.
+    """
+    spec, bias, found = feeds.spec, feeds.inputs.bias, exact.empty_rows
+    if bias is not None and spec.mask.bias is not None:
+        hidden = np.all(bias <= lowest(spec.io_dtype) / 2, axis=-1)
+        found = found | np.broadcast_to(hidden, found.shape)
+    rows: np.ndarray = found.any(axis=1) if spec.combine == "mean" else found
+    return rows
 
 
 def _bounds(
