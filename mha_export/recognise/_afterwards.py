@@ -14,6 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mha_export.recognise._draft import Draft
+from mha_export.recognise._mask_steps import ABSORBED_FILL
 from mha_export.recognise._probabilities import Replacement
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Reason
@@ -23,7 +24,7 @@ from mha_export.spec import EmptyRow
 Bools = NDArray[np.bool_]
 
 _LOOKS = 4
-HIDING = (-1e30, -np.inf)
+HIDING = (ABSORBED_FILL, -np.inf)
 """What an addition hides at: any number that absorbs scores, or -inf alone."""
 
 

@@ -77,14 +77,14 @@ def assemble(drafts: Sequence[Draft], scenes: Sequence[Scene]) -> Site | Reason:
     if isinstance(mask, Reason):
         return mask
     if full.is_static:
-        held = _in_buffer(full, mask, scenes[0])
+        held = _in_buffer(full, mask, scenes)
         if isinstance(held, Reason):
             return held
         mask = held
     return _site(full, fitting, mask)
 
 
-def _in_buffer(draft: Draft, mask: BoundMask, scene: Scene) -> BoundMask | Reason:
+def _in_buffer(draft: Draft, mask: BoundMask, scenes: Sequence[Scene]) -> BoundMask | Reason:
     """The mask without the lengths that a static cache implies, where the writes follow them."""
     lengths: ir.Value | None = mask.operands.get("kv_lengths")
     pasts = [tensor.stage.past for tensor in (draft.key, draft.value)]
@@ -92,7 +92,7 @@ def _in_buffer(draft: Draft, mask: BoundMask, scene: Scene) -> BoundMask | Reaso
     if (
         lengths is None
         or len(writes) != len(pasts)
-        or not all(follows_lengths(write, lengths, scene) for write in writes)
+        or not all(follows_lengths(write, lengths, scenes) for write in writes)
     ):
         return Reason(
             code="static-cache",

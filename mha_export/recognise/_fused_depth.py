@@ -44,7 +44,7 @@ def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
     first = found[0]
     if has_past and not _fits_past(site, first):
         return None
-    if spec.uses_lengths and not has_past and not _in_buffer(site, first, scenes[0]):
+    if spec.uses_lengths and not has_past and not _in_buffer(site, first, scenes):
         return None
     common = agree(first.query.stage, first.key.stage, scenes[0])
     if common is None or any(_stated(b) != _stated(first) for b in found[1:]):
@@ -68,7 +68,7 @@ def _fits_past(site: Site, bound: Bound) -> bool:
     return held is not None and held.heads == site.spec.kv_heads and scale == 1.0
 
 
-def _in_buffer(site: Site, bound: Bound, scene: Scene) -> bool:
+def _in_buffer(site: Site, bound: Bound, scenes: Sequence[Scene]) -> bool:
     """Whether keys and values have no past, or one in buffers written where the lengths say."""
     lengths = site.operands.kv_lengths
     pasts = [tensor.stage.past for tensor in (bound.key, bound.value)]
@@ -77,7 +77,7 @@ def _in_buffer(site: Site, bound: Bound, scene: Scene) -> bool:
     writes = [past.write for past in pasts if past is not None and past.write is not None]
     if lengths is None or len(writes) != len(pasts):
         return False
-    return all(follows_lengths(write, lengths, scene) for write in writes)
+    return all(follows_lengths(write, lengths, scenes) for write in writes)
 
 
 def _stated(bound: Bound) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Rows without keys of a fused node, where a Where on its output says what they get.
+"""Rows without keys of an attention, where a Where on its output says what they get.
 
 A form states a policy that its op does not have as ``Where(row has a key, output, other)``. Taken
 for part of the attention only where the condition, evaluated beside the mask on masks of every
@@ -156,6 +156,8 @@ def _hidden(site: Site, scene: Scene, view: SizedView, limit: float) -> Bools | 
     if any(a is None and v is not None for a, v in zip(arrays, _mask_values(site), strict=True)):
         return None
     padding, keep, bias, lengths = arrays
+    if padding is not None and padding.shape != (query[0], keys):
+        return None  # sizes at which the graph does not run
     structure = Structure(
         causal=spec.causal,
         left_window=spec.left_window,

@@ -8,6 +8,7 @@ choosing is no cache (the attention then reads the buffer as it is, which is alw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,12 +57,15 @@ def written(node: ir.Node, scene: Scene) -> Written | None:
     return Written(buffer=first, new=third, axis=axis, positions=second, op_type=node.op_type)
 
 
-def follows_lengths(write: Written, lengths: ir.Value, scene: Scene) -> bool:
-    """Whether the tokens go to the places right before ``lengths`` [b], whatever those are."""
-    new, buffer, batch = scene.dims(write.new), scene.dims(write.buffer), scene.dims(lengths)
-    if new is None or buffer is None or batch is None:
+def follows_lengths(write: Written, lengths: ir.Value, scenes: Sequence[Scene]) -> bool:
+    """Whether the tokens go to the places right before ``lengths`` [b], whatever those are.
+
+    Looked at where the buffer has room for them: sizes are chosen for each symbol by itself.
+    """
+    fitting = ((scene, found) for scene in scenes if (found := _counts(write, scene)) is not None)
+    scene, (new, count, room) = next(fitting, (scenes[0], ((), 0, 0)))
+    if not room:
         return False
-    count, room = new[write.axis], buffer[write.axis]
     sources = scene.context.sources(write.positions) | scene.context.sources(lengths)
     random = np.random.default_rng(0)
     seen = 0
@@ -83,6 +87,14 @@ def follows_lengths(write: Written, lengths: ir.Value, scene: Scene) -> bool:
         if not np.array_equal(places, _expected(write, ends - count, new)):
             return False
     return seen > 1
+
+
+def _counts(write: Written, scene: Scene) -> tuple[tuple[int, ...], int, int] | None:
+    """The shape of the tokens, how many there are, and for how many there is room."""
+    new, buffer = scene.dims(write.new), scene.dims(write.buffer)
+    if new is None or buffer is None or new[write.axis] > buffer[write.axis]:
+        return None
+    return new, new[write.axis], buffer[write.axis]
 
 
 def _expected(write: Written, start: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
