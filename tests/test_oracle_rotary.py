@@ -44,6 +44,7 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
     },
     "yarn": {"kind": "yarn", "factor": 8.0, "original_max_positions": 256},
     "yarn, short": {"kind": "yarn", "factor": 8.0, "original_max_positions": 20},
+    "yarn, long": {"kind": "yarn", "factor": 8.0, "original_max_positions": 100_000},
     "yarn, untruncated": {
         "kind": "yarn",
         "factor": 32.0,

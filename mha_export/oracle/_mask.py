@@ -37,7 +37,7 @@ def hidden_rows(spec: AttentionSpec, side: SideInputs, geometry: Geometry, rows:
     offset = query_offset(spec, side, geometry)
     i_b1s1 = (offset[:, None] + np.arange(geometry.s)[rows])[:, None, :, None]
     key = np.arange(t)
-    hidden: Bools = np.zeros((1, 1, i_b1s1.shape[2], t), np.bool_)
+    hidden: Bools = np.zeros(t, np.bool_)
     if mask.causal is not None:
         future = key > i_b1s1
         if side.prefix_lengths is not None:

@@ -42,7 +42,7 @@ def inverse_frequencies(rotary: RotarySpec) -> tuple[Floats, float]:
         return _llama3(plain, scaling, scaling.original_max_positions), 1.0
     factor = scaling.attention_factor
     if factor is None:
-        factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+        factor = 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
     return _yarn(plain, rotary.theta, scaling, scaling.original_max_positions), factor
 
 

@@ -62,6 +62,7 @@ def test_nothing_is_left_over(form: str, name: str) -> None:
         assert value.uses(), value
     for value in model.graph.inputs:
         assert value.uses(), value
+    assert {value.dtype for value in outputs} == {ir.DataType.FLOAT}
 
 
 @pytest.mark.parametrize(
