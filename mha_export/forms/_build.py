@@ -19,16 +19,16 @@ from mha_export.forms._project import Weights, expand_absorbed, linear
 from mha_export.forms._scope import Scope
 from mha_export.forms._weights import check_weights, random_weights, weight_shapes
 from mha_export.operands import Heads, Layout
-from mha_export.spec import AttentionSpec, Dim, DType
+from mha_export.spec import AttentionSpec, Dim
 from mha_export.statement import SOFTMAXES, state
 
 SITE = "attention"
 """The site id that the nodes of a canonical graph carry."""
 
-_IR_VERSIONS = {23: 11, 24: 12}
+_IR_VERSIONS = ((25, 13), (24, 12), (23, 11))
+"""From which opset on a graph is of which IR version."""
 _LEAST_IR = 10
 """The first IR version in which nodes carry metadata."""
-_NEWEST_IR = 13
 
 
 def build_model(
@@ -135,11 +135,11 @@ def _outputs(
         ("present_value", emitted.present_value),
     ):
         if heads is not None:
-            made.append(_named(heads.value, name, _present_shape(spec, heads), spec.io_dtype))
+            made.append(_named(heads.value, name, _present_shape(spec, heads)))
     if emitted.qk_output is not None:
         kv_len: Dim = "kv_len" if spec.cache is not None else spec.kv_len
         shape: list[Dim] = [spec.batch, spec.q_heads, spec.q_len, kv_len]
-        made.append(_named(emitted.qk_output, "qk_output", shape, spec.io_dtype))
+        made.append(_named(emitted.qk_output, "qk_output", shape))
     return made
 
 
@@ -154,12 +154,7 @@ def _context(
         width = output.heads * output.dim
         widths = [projections.d_model, joint.d_model or projections.d_model]
         return [
-            _named(
-                part,
-                name,
-                [spec.batch, length, own if projections.output else width],
-                spec.io_dtype,
-            )
+            _named(part, name, [spec.batch, length, own if projections.output else width])
             for part, name, length, own in zip(
                 parts, ("output", "encoder_output"), joint.lengths, widths, strict=False
             )
@@ -171,7 +166,7 @@ def _context(
     if spec.projections is not None and spec.projections.output:
         merged = linear(scope, merged, weights, "o", dtype=ir_dtype(spec.io_dtype))
         width = spec.projections.d_model
-    return [_named(merged, "output", [spec.batch, spec.q_len, width], spec.io_dtype)]
+    return [_named(merged, "output", [spec.batch, spec.q_len, width])]
 
 
 def _present_shape(spec: AttentionSpec, heads: Heads) -> list[Dim]:
@@ -184,9 +179,8 @@ def _present_shape(spec: AttentionSpec, heads: Heads) -> list[Dim]:
     return [spec.batch, heads.heads, length, heads.dim]
 
 
-def _named(value: ir.Value, name: str, shape: list[Dim], dtype: DType) -> ir.Value:
+def _named(value: ir.Value, name: str, shape: list[Dim]) -> ir.Value:
     value.name = name
-    value.type = ir.TensorType(ir_dtype(dtype))
     value.shape = ir.Shape(shape)
     return value
 
@@ -208,10 +202,10 @@ def _model(
         opset_imports=imports,
         name=f"attention_{form.name.replace('-', '_')}",
     )
-    newest = _NEWEST_IR if params.opset > 24 else _LEAST_IR
+    versions = (version for opset, version in _IR_VERSIONS if params.opset >= opset)
     model = ir.Model(
         graph,
-        ir_version=_IR_VERSIONS.get(params.opset, newest),
+        ir_version=next(versions, _LEAST_IR),
         producer_name="mha_export",
         functions=list(scope.functions.values()),
     )
