@@ -18,6 +18,7 @@ from mha_export.recognise._agree import Common, agree
 from mha_export.recognise._axes import Axis, View, axis_size, coalesced, identity, reshaped
 from mha_export.recognise._binding import Bound, Meeting, bind
 from mha_export.recognise._finish import dimension
+from mha_export.recognise._fused_heads import with_derived_heads
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Site
@@ -35,12 +36,17 @@ def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
     if spec.qk_norm is not None:
         return None
     found: list[Bound] = []
+    meetings: list[Meeting] = []
     for scene in scenes:
         meeting = _meeting(site, scene)
         bound = None if meeting is None else bind(meeting, scene)
-        if bound is None or not _is_bound(bound):
+        if meeting is None or bound is None:
             return None
+        meetings.append(meeting)
         found.append(bound)
+    found = with_derived_heads(found, meetings, scenes, site.anchor)
+    if not all(map(_is_bound, found)):
+        return None
     first = found[0]
     if has_past and not _fits_past(site, first):
         return None
