@@ -44,7 +44,13 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
     },
     "yarn": {"kind": "yarn", "factor": 8.0, "original_max_positions": 256},
     "yarn, short": {"kind": "yarn", "factor": 8.0, "original_max_positions": 20},
-    "yarn, long": {"kind": "yarn", "factor": 8.0, "original_max_positions": 100_000},
+    "yarn, from end to end": {
+        "kind": "yarn",
+        "factor": 8.0,
+        "original_max_positions": 4096,
+        "beta_fast": 1000.0,
+        "beta_slow": 0.5,
+    },
     "yarn, untruncated": {
         "kind": "yarn",
         "factor": 32.0,
@@ -262,12 +268,12 @@ def test_given_tables_by_position() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_tables_of_the_keys_are_their_own(batch: int) -> None:
-    q_at, k_at = np.array([[5, 0, 7]] * batch), np.array([[1, 2, 4, 9]] * batch)
+    q_at, k_at = np.array([[5, 0, 7]] * batch), np.array([[1, 2, 4, 9, 3]] * batch)
     names = ("cos", "sin", "key_cos", "key_sin")
     tables = (*rotary_tables(ROTARY, q_at), *rotary_tables(ROTARY, k_at))
     rotary = RotaryInputs(**dict(zip(names, tables, strict=True)))
     spec = _spec(rotary=RotarySpec(dim=4))
-    _check(spec, _inputs(3, 4, rotary=rotary), q_at, k_at)
+    _check(spec, _inputs(3, 5, rotary=rotary), q_at, k_at)
 
 
 def test_keys_that_come_rotated_stay_whatever_tables_are_given() -> None:
