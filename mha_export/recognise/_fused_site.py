@@ -14,7 +14,7 @@ import onnx_ir as ir
 from mha_export.operands import Heads
 from mha_export.recognise._axes import View
 from mha_export.recognise._bind import Pattern, bound
-from mha_export.recognise._downstream import landings
+from mha_export.recognise._downstream import Landing, averaged, landings
 from mha_export.recognise._fused_depth import deepened
 from mha_export.recognise._fused_rows import with_row_policy
 from mha_export.recognise._lift import Stage
@@ -42,7 +42,24 @@ def with_rows(site: Site, scenes: Sequence[Scene]) -> Site:
 
 def _with_row_policy_below(site: Site, scenes: Sequence[Scene]) -> Site:
     fixed = with_row_policy(site, scenes)
-    return site if fixed is site else relaid(fixed, scenes)
+    return site if fixed is site else _averaged(relaid(fixed, scenes), scenes)
+
+
+def _averaged(site: Site, scenes: Sequence[Scene]) -> Site:
+    """The site with the mean over its heads for output, where that is all that is read of it."""
+    found: list[Heads | None] = []
+    for scene in scenes:
+        known = _pattern(site.output, scene)
+        landing = (
+            None if known is None else Landing(value=site.output.value, view=known[1], cast=False)
+        )
+        found.append(
+            None if landing is None or known is None else averaged(landing, known[0], scene)
+        )
+    output = _agreed(found, site.output)
+    if output is site.output:
+        return site
+    return dataclasses.replace(site, output=output, spec=site.spec.replace(combine="mean"))
 
 
 def with_nodes(site: Site) -> Site:
