@@ -163,8 +163,8 @@ def export_model(
         for destination in destinations:
             rewritten = exporter.variant(destination, check)
             models[destination.stem] = caching.describe(rewritten.model)
-            unknown = check.notes(destination.loaders())
-            variants.append(_variant_record(destination, rewritten, _float_dtype(model), unknown))
+            notes = (*check.notes(destination.loaders()), *exporter.notes(destination))
+            variants.append(_variant_record(destination, rewritten, _float_dtype(model), notes))
     refused = any(variant.refusal is not None for variant in variants)
     record = ExportRecord(
         model=model_record(loaded),
@@ -210,6 +210,7 @@ class _Exporter:
         self._plan = plan
         self._progress = progress
         self._recognitions: dict[int, Recognition] = {}
+        self._notes: dict[str, str] = {}
         self.caching = Caching(settings.cache, seed=settings.seed, progress=progress)
 
     @property
@@ -230,7 +231,26 @@ class _Exporter:
         return self._recognitions[wanted]
 
     def variant(self, destination: _Destination, check: LoadCheck) -> Rewritten:
-        opset = self._opset_for(destination)
+        """The model rewritten; at its own opset where the target does not load it at a later one.
+
+        A runtime may have a kernel for an operator of the model at the one and not at the other.
+        """
+        own, opset = self._own_opset, self._opset_for(destination)
+        done = self._rewritten(destination, check, opset)
+        if done.refusal is None or opset == own or self._source.opset is not None:
+            return done
+        lower = self._rewritten(destination, check, own)
+        if lower.refusal is not None:
+            return done
+        self._notes[destination.stem] = f"left at opset {own}: at {opset}, {done.refusal}"
+        return lower
+
+    def notes(self, destination: _Destination) -> list[str]:
+        """What is to be said of a variant that was made."""
+        note = self._notes.get(destination.stem)
+        return [] if note is None else [note]
+
+    def _rewritten(self, destination: _Destination, check: LoadCheck, opset: int) -> Rewritten:
         recognition = self.recognition_at(opset)
         evaluator, *stand_ins = _evaluators_for(destination.target)
         self._progress(f"rewriting for {destination.stem}, proofs on {evaluator.name}")

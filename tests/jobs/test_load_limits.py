@@ -1,4 +1,4 @@
-"""What an export says of a target that does not answer whether it loads the file."""
+"""What an export says and does where a target does not answer, or does not load the file."""
 
 from __future__ import annotations
 
@@ -52,3 +52,24 @@ def test_a_target_that_did_not_answer_is_not_asked_again(
         assert check._worker.pid == worker
         assert list(check.unanswered) == ["cpu"]
         assert not check.notes([(target_named("reference"), None)])
+
+
+def test_a_model_stays_at_its_opset_where_a_later_one_does_not_load(
+    encoder18: Path, tmp_path: Path
+) -> None:
+    """ONNX Runtime has RandomUniformLike up to opset 21."""
+    model = ir.load(encoder18)
+    given = model.graph.inputs[0]
+    random = ir.Node("", "RandomUniformLike", [given], name="random")
+    model.graph.insert_before(model.graph[0], random)
+    noise = random.outputs[0]
+    noise.name, noise.type, noise.shape = "noise", given.type, given.shape
+    model.graph.outputs.append(noise)
+    path = tmp_path / "noisy.onnx"
+    ir.save(model, path)
+    result = export_model(path, targets=["cpu"], out=tmp_path / "out")
+    (variant,) = result.document["variants"]
+    assert (result.ok, variant["opset"], variant["refusal"]) == (True, 18, None)
+    assert {site["status"] for site in variant["sites"].values()} == {"fused"}
+    (note,) = variant["notes"]
+    assert note.startswith("left at opset 18: at 23, cpu:")
