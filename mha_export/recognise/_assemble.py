@@ -149,7 +149,10 @@ def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
         **mask.operands,
         **_norm_operands(draft, common),
     )
-    return replaceable_site(fitting, spec, operands)
+    site = replaceable_site(fitting, spec, operands)
+    if mask.kept is not None and site.cannot_replace is None:
+        return dataclasses.replace(site, cannot_replace=mask.kept)
+    return site
 
 
 def _norm_operands(draft: Draft, common: Common) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,14 @@ from mha_export.spec import Dim, EmptyRow, MaskSpec
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoundMask:
-    """The mask of a spec and the operands that carry its data."""
+    """The mask of a spec and the operands that carry its data.
+
+    ``kept``: why the attention must stay as it is, where rows without keys get what no spec says.
+    """
 
     spec: MaskSpec
     operands: dict[str, Any]
+    kept: Reason | None = None
 
 
 def bound_mask(fitting: Fitting, terms: Sequence[Term]) -> BoundMask | Reason:
@@ -45,7 +49,11 @@ def bound_mask(fitting: Fitting, terms: Sequence[Term]) -> BoundMask | Reason:
         return named
     placed = [part for step in placed for part in apart(step, fitting)]
     steps = summed_steps(fitting, placed, terms)
-    return steps if isinstance(steps, Reason) else _raw(fitting, steps)
+    if not isinstance(steps, Reason):
+        return _raw(fitting, steps)
+    hiding = [replace(p, fill=-np.inf) if p.fill is not None else p for p in placed]
+    named = _named(fitting, hiding)
+    return steps if named is None else replace(named, kept=steps)
 
 
 def _named(fitting: Fitting, placed: list[Placed]) -> BoundMask | None:

@@ -186,8 +186,9 @@ def summed_steps(
         return _refused(
             weak,
             "mask-added-to-fill",
-            f"masked scores become {weak.fill:g}, and another mask is added to scores: which of "
-            "two hidden keys counts more can't be stated",
+            f"masked scores become {weak.fill:g}, and another mask is added to scores that may "
+            "lower them as far: a query without a key then weighs keys it may not see, as no fused "
+            "attention does; export the model with -inf or the type's minimum as its mask value",
         )
     return [Placed(value=_summed(placed, fitting), kind="additive")]
 

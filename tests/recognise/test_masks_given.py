@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 from spellings import BATCH, FLOAT, INT64, QUERIES, Sketch
 
-from mha_export.recognise import Rejection, Site, recognise
+from mha_export.recognise import Site, recognise
 
 HEADS, DIM = 4, 8
 WIDTH = HEADS * DIM
@@ -98,12 +98,35 @@ def test_doubly_hidden_by_flags(name: str, assert_sound: Sound) -> None:
     assert_sound(recognition, {**sample, "given": (sample["given"] == 0).astype(np.int64)})
 
 
-def test_a_weak_fill_beside_a_given_mask_is_refused() -> None:
-    """-1e4 does not hide beside a mask that may be lower."""
+def test_a_weak_fill_beside_a_given_mask_is_kept(assert_sound: Sound) -> None:
+    """-1e4 does not hide beside a mask that may be lower; rows with a key are what is stated."""
     model = attention(lambda g, s, keep, m: _hidden(g, keep, g.add(s, m), -1e4))
-    (verdict,) = recognise(model).verdicts
-    assert isinstance(verdict, Rejection)
-    assert verdict.reason.code == "mask-added-to-fill"
+    recognition = recognise(model)
+    (site,) = recognition.sites
+    assert site.spec.mask.causal is not None
+    assert site.spec.mask.bias is not None
+    assert site.cannot_replace is not None
+    assert site.cannot_replace.code == "mask-added-to-fill"
+    sample = feeds(-1e4, 6)
+    sample["given"][..., 0] = 0.0
+    assert_sound(recognition, sample)
+
+
+def test_padding_added_to_a_weak_fill_is_kept(assert_sound: Sound) -> None:
+    """The first GPT-2: ``where(causal, w, -1e4)``, then ``(1 - mask) * -1e4`` is added."""
+
+    def old(g: Sketch, scores: ir.Value, keep: ir.Value, mask: ir.Value) -> ir.Value:
+        flags = g.op("Cast", g.op("Equal", mask, 0.0), to=1)
+        return g.add(_hidden(g, keep, scores, -1e4), g.mul(g.op("Sub", 1.0, flags), -1e4))
+
+    recognition = recognise(attention(old))
+    (site,) = recognition.sites
+    assert site.spec.mask.causal is not None
+    assert site.cannot_replace is not None
+    assert site.cannot_replace.code == "mask-added-to-fill"
+    sample = feeds(-1.0, 6)
+    sample["given"][..., 0] = 0.0
+    assert_sound(recognition, sample)
 
 
 def test_a_bias_of_positions_is_named_apart_from_the_mask(assert_sound: Sound) -> None:
