@@ -31,7 +31,7 @@ from mha_export.forms._scope import Scope
 from mha_export.forms._support import common_refusal, first_refusal
 from mha_export.forms._tile_mask import POSITION_PARTS, TileMask
 from mha_export.forms._tile_op import TileOp, op_fixes_rows, op_refusal
-from mha_export.forms._tiles import MOST_TILES, Cuts, Tile, default_tiles
+from mha_export.forms._tiles import DEFAULT_TILES, MOST_TILES, Cuts, Tile, default_tiles
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec
 
@@ -69,7 +69,7 @@ class TiledForm:
 
 
 def _option_refusal(spec: AttentionSpec, params: FormParams) -> Unsupported | None:
-    tiles = params.options.get("tiles", 1)
+    tiles = params.options.get("tiles", DEFAULT_TILES)
     if type(tiles) is not int or not 1 <= tiles <= MOST_TILES:
         return Unsupported(feature="tiles", needs=f"a whole number of 1 to {MOST_TILES} tiles")
     if params.options.get("mask", "diagonal") not in ("diagonal", "tile"):

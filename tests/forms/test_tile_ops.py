@@ -208,3 +208,26 @@ def test_tiles_of_numbers_are_joined_and_no_row_is_cut() -> None:
     assert joined[0].outputs[0].dtype is ir.DataType.FLOAT
     assert [use.node.op_type for use in joined[0].outputs[0].uses()] == ["Reshape"]
     np.testing.assert_array_equal(len(joined[0].inputs), 4)
+
+
+@pytest.mark.parametrize("options", [OP, {}], ids=["op", "products"])
+@pytest.mark.parametrize(("tiles", "joins"), [(1, 0), (2, 1), (3, 1)])
+def test_one_tile_is_not_joined(tiles: int, joins: int, options: dict[str, str]) -> None:
+    spec = _spec(**SIZES)
+    model = _model(spec, **options | {"tiles": tiles})
+    joined = [node for node in _nodes(model, "Concat") if node.attributes["axis"].as_int() == 1]
+    assert [len(node.inputs) for node in joined] == [tiles] * joins
+
+
+def test_positions_meet_scores_of_groups_as_the_product_has_them() -> None:
+    """However many parts they are: nothing is reshaped between the two products."""
+    several = {"left_window": 9, "right_window": 9, "block": 12}
+    causal, four = (
+        _nodes(_model(_spec(mask=mask, **SIZES), heads="broadcast"), "Reshape")
+        for mask in (CAUSAL, MaskSpec(causal=TOP_LEFT, **several))
+    )
+    assert len(causal) == len(four)
+    padded = MaskSpec(causal=TOP_LEFT, padding=True, empty_row=ZERO)
+    assert len(_nodes(_model(_spec(mask=padded, **SIZES), heads="broadcast"), "Reshape")) > len(
+        four
+    )
