@@ -23,7 +23,7 @@ from mha_export.recognise._scene import Scene
 
 _PRODUCTS = frozenset({"Einsum", "MatMul"})
 _MOVES = frozenset({"Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-_SUMS = frozenset({"Einsum", "MatMul", "ReduceMean", "ReduceSum"})
+_SUMS = frozenset({"Einsum", "MatMul", "ReduceL1", "ReduceMean", "ReduceSum"})
 _ELEMENTWISE = frozenset({"Add", "Clip", "Div", "Expand", "Max", "Mul", "Pow", "Reciprocal"})
 _FAR = 8
 """How many nodes may lie between a division and the exponentials."""

@@ -30,6 +30,7 @@ from mha_export.recognise._site import (
     Verdict,
 )
 from mha_export.recognise._stated import stated_sites
+from mha_export.recognise._undivided import undivided
 from mha_export.recognise._unrolled import stacked
 from mha_export.recognise.fused import is_fused, read_fused
 
@@ -66,6 +67,8 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
             verdicts.append(verdict(anchor, scenes))
         elif (anchor := is_like_softmax(node, scenes[0])) is not None:
             verdicts.append(_otherwise_normalised(anchor))
+        elif (rejected := undivided(node, scenes[0])) is not None:
+            verdicts.append(rejected)
     complete = finished(stacked(verdicts, scenes), scenes)
     for graph in copy.graphs():
         if not _is_in_order(graph):  # an operand derived late is measured by an earlier reader

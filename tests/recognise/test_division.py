@@ -42,6 +42,8 @@ ATTENTIONS = {
     "  t = MatMul(e, ones)\n  y = Div(w, t)",
     "a power of minus one": PRODUCT + SUM + "m = Constant<value_float = -1.0>()\n"
     "  r = Pow(t, m)\n  y = Mul(w, r)",
+    "by their magnitude": "t = ReduceL1<keepdims = 1>(e, last)\n  p = Div(e, t)\n"
+    "  y = MatMul(p, v)",
     "in another layout": PRODUCT + SUM + "wt = Transpose<perm = [0, 2, 1, 3]>(w)\n"
     "  tt = Transpose<perm = [0, 2, 1, 3]>(t)\n  yt = Div(wt, tt)\n"
     "  y = Transpose<perm = [0, 2, 1, 3]>(yt)",
@@ -135,6 +137,35 @@ def test_what_divides_otherwise_is_said_to(name: str) -> None:
     (verdict,) = recognise(ir.from_onnx_text(GRAPH.format(body=OTHERS[name]))).verdicts
     assert isinstance(verdict, Rejection)
     assert verdict.reason.code == "normalised-otherwise"
+
+
+UNDIVIDED = {
+    "never divided": "y = MatMul(e, v)",
+    "masked and never divided": "m = Mul(e, one)\n  y = MatMul(m, v)",
+    "a column of ones beside the values": "at = Shape(v)\n  all = Expand(one, at)\n"
+    "  first = Constant<value_ints = [0]>()\n  single = Constant<value_ints = [1]>()\n"
+    "  ones = Slice(all, first, single, last)\n  wide = Concat<axis = -1>(v, ones)\n"
+    "  w = MatMul(e, wide)\n  end = Constant<value_ints = [8]>()\n"
+    "  more = Constant<value_ints = [9]>()\n  n = Slice(w, first, end, last)\n"
+    "  d = Slice(w, end, more, last)\n  y = Div(n, d)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDIVIDED)
+def test_exponentials_that_weigh_values_have_a_verdict(name: str) -> None:
+    (verdict,) = recognise(ir.from_onnx_text(GRAPH.format(body=UNDIVIDED[name]))).verdicts
+    assert isinstance(verdict, Rejection)
+    assert verdict.reason.code == "not-normalised"
+
+
+def test_exponentials_of_a_linear_layer_are_no_scores() -> None:
+    """Decays of a state space, features of a kernel."""
+    weight = "float[8,3] {" + ", ".join(["0.5"] * 24) + "}"
+    text = GRAPH.format(body="y = MatMul(e, v)")
+    text = text.replace("[batch,4,keys,8] v", "[batch,4,3,8] v")
+    text = text.replace("MatMul(q, kt)", "MatMul(q, w)")
+    text = text.replace("raw =", f"w = Constant<value = {weight}>()\n  raw =")
+    assert not recognise(ir.from_onnx_text(text)).verdicts
 
 
 def test_a_sigmoid_is_no_softmax() -> None:
