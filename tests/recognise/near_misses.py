@@ -133,6 +133,21 @@ EDITS: Mapping[str, Edit] = {
         changes={"mask": "inside:bias"}, outcome="refused",
         fits=lambda c: c.softcap is not None and c.mask == "none",
     ),
+    "uncapped-by-another-number": Edit(
+        changes={"uncapped": 3.0}, outcome="true", fits=lambda c: c.softcap is not None,
+        told_by={"softcap": 3.0, "scale": 1.5 * 8**-0.5},
+    ),
+    "window-open-to-the-future": Edit(
+        changes={"mask": "open-window:2"}, outcome="true", fits=lambda c: c.mask == "window:2",
+        told_by={"causal": None, "left_window": 2},
+    ),
+    "scores-times-flags": Edit(
+        changes={"mask": "multiplied"}, outcome="refused", fits=lambda c: c.mask == "padding"
+    ),
+    "flags-added": Edit(
+        changes={"mask": "added"}, outcome="true", fits=lambda c: c.mask == "padding",
+        told_by={"mask": ["bias"]},
+    ),
     "softmax-over-queries": Edit(
         changes={"axis": -2}, outcome="refused",
         fits=lambda c: c.softmax in ("op", "max", "exp") and c.sink == "none" and _matmul(c),
@@ -147,6 +162,16 @@ EDITS: Mapping[str, Edit] = {
     ),
     "sum-over-another-axis": Edit(
         changes={"softmax": "sum-other-axis"}, outcome="refused", fits=lambda c: c.softmax == "exp"
+    ),
+    "maximum-of-the-queries": Edit(
+        changes={"softmax": "max-of-queries"}, outcome="true", fits=lambda c: c.softmax == "max"
+    ),
+    "minimum-for-maximum": Edit(
+        changes={"softmax": "max-is-min"}, outcome="true", fits=lambda c: c.softmax == "max"
+    ),
+    "logarithm-over-queries": Edit(
+        changes={"axis": -2}, outcome="refused",
+        fits=lambda c: c.softmax in ("log-softmax", "logsumexp"),
     ),
     "one-added-to-the-sum": Edit(
         changes={"softmax": "exp-plus-one"}, outcome="true", fits=lambda c: c.softmax == "exp",
@@ -210,11 +235,51 @@ EDITS: Mapping[str, Edit] = {
         changes={"weighted": "twice"}, outcome="true",
         fits=lambda c: _square(c) and c.sink == "none",
     ),
+    "scores-negated": Edit(
+        changes={"extra": "negated"}, outcome="true",
+        fits=lambda c: c.extra == "none" and c.scale == "after" and c.dim == 8,
+        told_by={"scale": -(8**-0.5)},
+    ),
+    "scores-clamped": Edit(
+        changes={"extra": "clamped"}, outcome="refused", fits=lambda c: c.extra == "none"
+    ),
+    "scores-of-all-key-heads": Edit(
+        changes={"product": "einsum-all-heads"}, outcome="true",
+        fits=lambda c: c.product == "einsum",
+    ),
+    "weights-dropped": Edit(
+        changes={"guard": "masked"}, outcome="refused", fits=lambda c: c.guard == "none"
+        and c.cache == "none" and "late" not in c.softmax and _matmul(c),
+    ),
+    "weights-biased": Edit(
+        changes={"guard": "biased"}, outcome="refused",
+        fits=lambda c: c.guard == "none" and "late" not in c.softmax and _matmul(c),
+    ),
+    "not-a-number-is-one": Edit(
+        changes={"guard": "nan-is-one"}, outcome="refused", fits=lambda c: c.guard == "nan"
+    ),
+    "values-tiled": Edit(
+        changes={"value_share": "tile"}, outcome="true",
+        fits=lambda c: c.share in ("expand", "tile-inner") and c.kv_heads == 2,
+    ),
+    "heads-summed": Edit(
+        changes={"merge": "sum"}, outcome="true", fits=lambda c: c.merge == "mean"
+    ),
     "weights-halved": Edit(
         changes={"guard": "halved"}, outcome="refused", fits=lambda c: c.guard == "none"
     ),
     "sink-kept-key-dropped": Edit(
         changes={"sink": "cut-first"}, outcome="refused", fits=lambda c: c.sink == "last"
+    ),
+    "sink-of-the-scores": Edit(
+        changes={"sink": "of-scores"}, outcome="refused", fits=lambda c: c.sink == "last"
+    ),
+    "sink-comes-first": Edit(
+        changes={"sink": "first"}, outcome="true", fits=lambda c: c.sink == "last",
+    ),
+    "past-scaled": Edit(
+        changes={"cache": "scaled-past"}, outcome="true", fits=lambda c: c.cache == "concat",
+        told_by={"cache": None},
     ),
     "past-after-new": Edit(
         changes={"cache": "reversed"}, outcome="true", fits=lambda c: c.cache == "concat",

@@ -155,11 +155,13 @@ class Choices:
     product: str = "matmul"
     key_order: str = "transpose"
     share: str = "none"
+    value_share: str | None = None
     scale: str = "after"
     factor: float | None = None
     key_factor: float | None = None
     mask: str = "none"
     softcap: float | None = None
+    uncapped: float | None = None
     softmax: str = "op"
     axis: int = -1
     guard: str = "none"
@@ -202,7 +204,7 @@ class _Writer:
             value = key
         if c.value_from == "scaled":
             value = g.mul(value, 0.5)
-        key, value = self.shared(key), self.shared(value)
+        key, value = self.shared(key, c.share), self.shared(value, c.value_share or c.share)
         scores = self.scores(query, key)
         weights = self.softmax(scores)
         context = self.weighted(weights, value)
@@ -301,6 +303,11 @@ class _Writer:
             whole = g.concat(new, past, axis=2)
             g.output(whole, f"present_{name}")
             return whole
+        if c.cache == "scaled-past":
+            past = g.input(f"past_{name}", [BATCH, c.kv_heads, PAST, dim])
+            whole = g.concat(g.mul(past, 0.5), new, axis=2)
+            g.output(whole, f"present_{name}")
+            return whole
         if c.cache == "no-present":
             past = g.input(f"past_{name}", [BATCH, c.kv_heads, PAST, dim])
             return g.concat(past, new, axis=2)
@@ -314,10 +321,9 @@ class _Writer:
             return whole
         raise ValueError(c.cache)
 
-    def shared(self, value: ir.Value) -> ir.Value:
+    def shared(self, value: ir.Value, how: str) -> ir.Value:
         g, c = self.g, self.c
         group = c.heads // c.kv_heads
-        how = c.share
         if how in ("none", "broadcast", "rows"):
             return value
         if how == "expand":
@@ -384,6 +390,10 @@ class _Writer:
             scores = g.mul(scores, self.number)
         elif c.scale == "divide":
             scores = g.op("Div", scores, 1.0 / self.number)
+        if c.extra == "negated":
+            scores = g.op("Neg", scores)
+        if c.extra == "clamped":
+            scores = g.op("Clip", scores, -1.0, 1.0)
         if c.extra == "scores-output":
             g.output(g.op("Identity", scores), "scores")
         if c.softcap is not None and not c.mask.startswith("inside:"):
@@ -403,7 +413,7 @@ class _Writer:
 
     def capped(self, scores: ir.Value) -> ir.Value:
         g, cap = self.g, self.c.softcap
-        return g.mul(g.op("Tanh", g.op("Div", scores, cap)), cap)
+        return g.mul(g.op("Tanh", g.op("Div", scores, cap)), self.c.uncapped or cap)
 
     def product(self, query: ir.Value, key: ir.Value, rank: int) -> ir.Value:
         g, c = self.g, self.c
@@ -416,6 +426,8 @@ class _Writer:
             return g.matmul(query, g.transpose(key, 0, 1, 3, 2))
         if c.product == "einsum":
             return g.op("Einsum", query, key, equation="bhqd,bhkd->bhqk")
+        if c.product == "einsum-all-heads":
+            return g.op("Einsum", query, key, equation="bhqd,bgkd->bhqk")
         if c.product == "swapped":
             scores = g.matmul(key, g.transpose(query, 0, 1, 3, 2))
             return g.transpose(scores, 0, 1, 3, 2)
@@ -449,6 +461,15 @@ class _Writer:
             later = self.positions(scores, query, 0, 0)
             near = g.op("Not", self.positions(scores, query, left + 1, 0))
             return g.op("Where", g.op("And", later, near), scores, lowest)
+        if name == "open-window":
+            near = g.op("Not", self.positions(scores, query, int(number) + 1, 0))
+            return g.op("Where", near, scores, lowest)
+        if name == "multiplied":
+            padding = g.input("padding", [BATCH, KEYS if c.cross else QUERIES])
+            return g.mul(scores, g.unsqueeze(padding, 1, 2))
+        if name == "added":
+            padding = g.input("padding", [BATCH, KEYS if c.cross else QUERIES])
+            return g.add(scores, g.unsqueeze(padding, 1, 2))
         if name == "padding":
             padding = g.input("padding", [BATCH, KEYS if c.cross else QUERIES], BOOL)
             keep = g.unsqueeze(padding, 1, 2)
@@ -507,7 +528,9 @@ class _Writer:
         else:
             shifted = scores
             if "max" in c.softmax:
-                shifted = g.op("Sub", scores, g.op("ReduceMax", scores, [c.axis], keepdims=1))
+                along = -2 if c.softmax == "max-of-queries" else c.axis
+                fold = "ReduceMin" if c.softmax == "max-is-min" else "ReduceMax"
+                shifted = g.op("Sub", scores, g.op(fold, scores, [along], keepdims=1))
             if "logsumexp" in c.softmax:
                 shifted = g.op("Sub", scores, g.op("ReduceLogSumExp", scores, [c.axis], keepdims=1))
             if "log-softmax" in c.softmax:
@@ -526,12 +549,19 @@ class _Writer:
                 weights = g.mul(powers, g.op("Reciprocal", total))
             else:
                 weights = g.op("Div", powers, total)
-        if c.sink == "last":
+        if c.sink in ("last", "of-scores"):
             weights = g.op("Slice", weights, [0], [-1], [3])
-        elif c.sink == "cut-first":
+        elif c.sink in ("cut-first", "first"):
             weights = g.op("Slice", weights, [1], [1 << 40], [3])
         if c.guard == "nan":
             weights = g.op("Where", g.op("IsNaN", weights), 0.0, weights)
+        if c.guard == "nan-is-one":
+            weights = g.op("Where", g.op("IsNaN", weights), 1.0, weights)
+        if c.guard == "masked":
+            padding = g.input("dropped", [BATCH, KEYS if c.cross else QUERIES], BOOL)
+            weights = g.op("Where", g.unsqueeze(padding, 1, 2), 0.0, weights)
+        if c.guard == "biased":
+            weights = g.add(weights, g.const(np.linspace(0.0, 0.1, c.heads).reshape(1, -1, 1, 1)))
         if c.guard == "halved":
             weights = g.mul(weights, 0.5)
         if c.extra == "weights-output":
@@ -546,7 +576,11 @@ class _Writer:
         shape = g.concat(
             g.size(scores, 0), g.const([c.heads]), g.size(scores, 2), g.const([1]), axis=0
         )
-        return g.concat(scores, g.op("Expand", sink, shape), axis=-1)
+        column = g.op("Expand", sink, shape)
+        if c.sink == "of-scores":
+            column = g.op("ReduceMean", scores, [-1], keepdims=1)
+        both = (column, scores) if c.sink == "first" else (scores, column)
+        return g.concat(*both, axis=-1)
 
     def weighted(self, weights: ir.Value, value: ir.Value) -> ir.Value:
         g, c = self.g, self.c
@@ -575,6 +609,8 @@ class _Writer:
                 g.const([-1, c.heads]), g.size(context, 1), g.const([c.value_dim]), axis=0
             )
             context = g.op("Reshape", context, shape)
+        if c.merge == "sum":
+            return g.op("ReduceSum", context, [1], keepdims=0)
         if c.merge == "mean":
             return g.op("ReduceMean", context, [1], keepdims=0)
         if c.merge == "none":
