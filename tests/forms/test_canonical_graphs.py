@@ -25,6 +25,7 @@ from mha_export.spec import (
     QkOutput,
     RotarySpec,
 )
+from mha_export.statement import statements
 
 CAUSAL = MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT)
 LAYER = ProjectionSpec(d_model=24)
@@ -113,6 +114,23 @@ def test_the_nodes_of_the_form_say_so_and_the_softmax_carries_the_spec() -> None
         text = anchor.metadata_props["mha_export.spec"]
         assert json.loads(text) == spec.to_json()
         assert list(json.loads(text)) == sorted(spec.to_json())
+
+
+@pytest.mark.parametrize("projected", [False, True], ids=["bare", "layer"])
+def test_one_attention_in_many_softmaxes_states_itself(projected: bool) -> None:
+    spec = _spec(mask=CAUSAL, cache=CacheSpec(), q_len=12, projections=LAYER if projected else None)
+    params = FormParams(opset=18, options={"tiles": 3})
+    model = build_model(form_named("tiled"), spec, params)
+    assert [node.op_type for node in model.graph].count("Softmax") == 3
+    (stated,) = statements(model.graph)
+    assert stated.form == "tiled"
+    assert stated.spec == spec.replace(projections=None)
+    assert stated.operands.past_key is not None
+    assert stated.operands.past_key.value.name == "past_key"
+    assert set(stated.gives) == {"output", "present_key", "present_value"}
+    for role in ("present_key", "present_value"):
+        assert stated.gives[role].value.name == role
+    assert not statements(_model("primitive", spec).graph), "one softmax can be read as it is"
 
 
 OUTPUTS: dict[str, tuple[dict[str, Any], dict[str, list[int | str]]]] = {
