@@ -174,9 +174,9 @@ def _sinks(draft: Draft, scene: Scene) -> ir.Value | None:
     number, kind = scene.uniform(sink.value), scene.dtype(sink.value)
     if number is not None and kind is not None:
         alike = np.full(draft.roles.q_heads, number).astype(kind.numpy())
-        (found,) = scene.context.derive("Identity", [alike], before=draft.anchor.node)
-        found.type, found.shape = ir.TensorType(kind), ir.Shape(alike.shape)
-        return found
+        (made,) = scene.context.derive("Identity", [alike], before=draft.anchor.node)
+        made.type, made.shape = ir.TensorType(kind), ir.Shape(alike.shape)
+        return made
     entry, view = sink.value, sink.view
     while True:
         own = scene.views.of(entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -43,9 +44,12 @@ def with_derived_heads(
         lengths = [0, 0, heads, dim] if layout is Layout.BSHD else [0, heads, -1, dim]
         made = Deriver(scenes, anchor)("Reshape", [value, np.array(lengths, np.int64)])
         bound_heads = Heads(value=made, layout=layout, heads=heads, dim=dim)
+        derived: list[dict[str, Any]] = [
+            {name: dataclasses.replace(tensor, heads=bound_heads)} for tensor in tensors
+        ]
         changed = [
-            dataclasses.replace(bound, **{name: dataclasses.replace(tensor, heads=bound_heads)})
-            for bound, tensor in zip(changed, tensors, strict=True)
+            dataclasses.replace(bound, **parts)
+            for bound, parts in zip(changed, derived, strict=True)
         ]
     return changed
 

@@ -124,7 +124,7 @@ def _whole(group: list[Site], scenes: Sequence[Scene]) -> Site | None:
         heads=len(group),
         dim=first.output.dim,
     )
-    by_head = {name: together(name, group, scenes, derive) for name in BY_HEAD}
+    by_head: dict[str, Any] = {name: together(name, group, scenes, derive) for name in BY_HEAD}
     operands = dataclasses.replace(
         first.operands,
         query=tensors["query"],
