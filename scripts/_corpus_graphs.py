@@ -67,10 +67,48 @@ def untidy(model: Any) -> Iterator[str]:
             yield f"Reshape {node.name} of Reshape {above.name}"
 
 
-def interface(model: Any) -> list[tuple[str, Any, Any]]:
-    """Names, types and shapes of inputs and outputs, in order."""
+def unread_weights(model: Any) -> Iterator[str]:
+    for name, value in model.graph.initializers.items():
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            yield f"nothing reads the weight {name}"
+
+
+def idle(model: Any, sizes: Any) -> Iterator[str]:
+    """Emitted layout ops whose result has the shape of what they read, at every choice of sizes."""
+    from mha_export.rewrite._tidy import Sizes
+
+    shapes = Sizes(model, sizes)
+    for node in model.graph:
+        emitted = "mha_export.site" in node.metadata_props
+        if not emitted or node.op_type not in ("Expand", "Reshape", "Tile", "Transpose"):
+            continue
+        if node.op_type == "Transpose":
+            perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else [1, 0]
+            if perm != sorted(perm):
+                continue
+        before, output = shapes.shapes(node.inputs[0]), node.outputs[0]
+        if before is not None and before == shapes.shapes(output) and not output.is_graph_output():
+            yield f"{node.op_type} {node.name} changes nothing"
+
+
+def pasts_read(model: Any, pasts: set[str]) -> Iterator[str]:
+    """Each node but attentions, writers of a buffer and Shape that reads a past."""
+    writers = {"ScatterElements", "ScatterND", "TensorScatter"}
+    for value in model.graph.inputs:
+        for node, _ in value.uses() if value.name in pasts else ():
+            if node.op_type not in {*ATTENTIONS, *writers, "Shape", "Size"}:
+                yield f"{node.op_type} {node.name} reads {value.name}"
+
+
+def interface(model: Any) -> list[tuple[Any, ...]]:
+    """Names, types, shapes and metadata of inputs and outputs, in order; then the file's own."""
     values = [*model.graph.inputs, *model.graph.outputs]
-    return [(value.name, value.dtype, str(value.shape)) for value in values]
+    stated: list[tuple[Any, ...]] = [
+        (v.name, v.dtype, str(v.shape), v.doc_string or "", sorted(v.metadata_props.items()))
+        for v in values
+    ]
+    own = {k: v for k, v in model.metadata_props.items() if not k.startswith("mha_export.")}
+    return [*stated, ("metadata", sorted(own.items()), model.doc_string or "")]
 
 
 def copies(model: Any, scratch: Path) -> Iterator[tuple[str, Any]]:
