@@ -196,3 +196,24 @@ def test_lengths_of_keys_are_int32_and_one_less() -> None:
     assert total.shape == ir.Shape([])
     sub = next(node for node in made.scope.nodes if node.op_type == "Sub")
     np.testing.assert_array_equal(sub.inputs[1].const_value.numpy(), [1])
+
+
+@pytest.mark.parametrize("form", ["onnx", "ort-gqa", "ort-mha"])
+def test_a_uniform_row_averages_over_the_past_too(form: str) -> None:
+    """Over what the op has grown, not over the new values; without a cache they are all."""
+    mask = MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT, padding=True, empty_row=EmptyRow.UNIFORM)
+    for cache in (None, CacheSpec()):
+        past = {} if cache is None else {
+            name: _heads(name, Layout.BHSD) for name in ("past_key", "past_value")
+        }  # fmt: skip
+        spec = _spec(mask=mask, cache=cache, batch=1)
+        made = Emitted(form, spec, key_padding=_value("key_padding", INT64), **past)
+        (mean,) = (node for node in made.scope.nodes if node.op_type == "ReduceMean")
+        averaged = mean.inputs[0]
+        while averaged.producer() is not None and averaged.producer().op_type in MOVES:
+            averaged = averaged.producer().inputs[0]
+        grown = averaged.producer() is made.node and averaged is made.node.outputs[2]
+        assert grown if cache is not None else averaged.name == "value"
+
+
+MOVES = ("Reshape", "Transpose", "Expand", "Unsqueeze")
