@@ -163,14 +163,15 @@ def test_a_tile_s_mask_is_the_whole_one_cut(
     Tile(SPECS[name], *tile, numbers=numbers).check()
 
 
+@pytest.mark.parametrize("kind", ["allowed", "additive"])
 @pytest.mark.parametrize("name", ["causal", "band", "left", "block", "all"])
-def test_positions_that_are_numbers_make_a_constant(name: str) -> None:
+def test_positions_that_are_numbers_make_a_constant(name: str, kind: str) -> None:
     tile = Tile(SPECS[name], (1, 4), (0, 5), numbers=True)
     parts = hiding_parts(tile.spec)
-    for value in (tile.tile.allowed(parts), tile.tile.additive(parts, -math.inf)):
-        assert value is not None
-        assert value.const_value is not None
-        assert list(value.shape) == [1, 1, 3, 5]
+    fill = () if kind == "allowed" else (-math.inf,)
+    value = getattr(tile.tile, kind)(parts, *fill)
+    assert value.const_value is not None
+    assert list(value.shape) == [1, 1, 3, 5]
     assert not tile.bench.scope.nodes
 
 
