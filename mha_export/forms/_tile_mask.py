@@ -79,7 +79,7 @@ class TileMask(Mask):
 
     def _visible(self, parts: frozenset[str]) -> np.ndarray | None:
         """[s, t] bool where the tile's positions are numbers and nothing else decides."""
-        if self._known is None or not parts or not parts <= POSITION_PARTS:
+        if self._known is None or not parts or parts - POSITION_PARTS:
             return None
         if "causal" in parts and self._operands.prefix_lengths is not None:
             return None
