@@ -87,6 +87,11 @@ NOT_COMPUTE = frozenset(
 
 def float_nodes(path: Path) -> int:
     """How many nodes of a file compute in floating point, as far as its types can be inferred."""
+    return sum(computes for _, computes in nodes_of(path))
+
+
+def nodes_of(path: Path) -> list[tuple[str, bool]]:
+    """Name, and whether it computes in floating point, of each node, as far as types are known."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -98,11 +103,14 @@ def float_nodes(path: Path) -> int:
         for value in (*graph.value_info, *graph.input, *graph.output)
     }
     floats = {0, 1, 10, 11, 16}  # undefined counts: contrib ops have no inference, and are floats
-    return sum(
-        node.op_type not in NOT_COMPUTE
-        and any(known.get(name, 0) in floats for name in node.output if name)
+    return [
+        (
+            node.name,
+            node.op_type not in NOT_COMPUTE
+            and any(known.get(name, 0) in floats for name in node.output if name),
+        )
         for node in graph.node
-    )
+    ]
 
 
 def graph_names(source: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

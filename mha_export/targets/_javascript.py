@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mha_export.targets import _platform
-from mha_export.targets._files import float_nodes, pack, work_folder
+from mha_export.targets._files import float_nodes, nodes_of, pack, work_folder
 from mha_export.targets._node import FIX, NodeProcess, modules_folder, node_of
 from mha_export.targets._target import (
     Availability,
@@ -83,7 +83,8 @@ class JsSession:
 
     def placement(self) -> Placement:
         if self._artifact.backend == "browser-webgpu":
-            return webgpu_placement(self._load().ask({"op": "placement"})["lines"])
+            lines = self._load().ask({"op": "placement"})["lines"]
+            return webgpu_placement(lines, dict(nodes_of(self._model)))
         if self._artifact.backend == "directml":
             return self._profiled("DmlExecutionProvider")
         count = float_nodes(self._model)
@@ -153,12 +154,13 @@ def _read(described: Mapping[str, Any], folder: Path) -> np.ndarray:
     return np.frombuffer(data, dtype=described["type"]).reshape(described["dims"]).copy()
 
 
-def webgpu_placement(lines: Sequence[str]) -> Placement:
+def webgpu_placement(lines: Sequence[str], computes: Mapping[str, bool]) -> Placement:
     """Read the provider of each node off onnxruntime-web's verbose log.
 
     The log holds ``Node placements``, then for each provider ``Node(s) placed on [X]. Number of
     nodes: n`` and a line ``  Op (name)`` for each, or one line ``All nodes placed on [X]. Number of
-    nodes: n``. The log has no types: of the nodes on the device all count as computing.
+    nodes: n``. The log has no types: of the nodes on the device all count as computing; of those
+    elsewhere not those that make integers or truth values by the model (``computes``, by name).
     """
     on_target, elsewhere, shapes, provider = 0, [], 0, ""
     for line in lines:
@@ -171,7 +173,7 @@ def webgpu_placement(lines: Sequence[str]) -> Placement:
         elif provider and (node := PLACED_NODE.search(line)) and "Memcpy" not in node[1]:
             if "WebGpu" in provider:
                 on_target += 1
-            elif node[1] in SHAPE_OPS:
+            elif node[1] in SHAPE_OPS or not computes.get(node[2], True):
                 shapes += 1
             else:
                 elsewhere.append(f"{node[2]} ({node[1]}) -> {provider}")

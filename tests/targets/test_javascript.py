@@ -155,11 +155,19 @@ LOG = """
 
 
 def test_the_log_of_node_placements_is_read() -> None:
-    placement = javascript.webgpu_placement(LOG.splitlines())
+    placement = javascript.webgpu_placement(LOG.splitlines(), {})
     assert placement.on_target == 2
     assert placement.elsewhere == ("attn (Attention) -> CPUExecutionProvider",)
     assert placement.float_compute_nodes == 3
     assert (placement.other_nodes, placement.other_on_target) == (1, 0)
+
+
+@pytest.mark.parametrize(("computes", "complete"), [(True, False), (False, True)])
+def test_a_node_that_makes_integers_may_be_elsewhere(computes, complete) -> None:
+    placement = javascript.webgpu_placement(LOG.splitlines(), {"attn": computes, "mm": False})
+    assert placement.complete is complete
+    assert placement.on_target == 2
+    assert placement.other_nodes == (1 if computes else 2)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +175,12 @@ def test_the_log_of_node_placements_is_read() -> None:
 )
 def test_all_nodes_in_one_place(provider, on_target) -> None:
     line = f"[V]  All nodes placed on [{provider}]. Number of nodes: 4"
-    placement = javascript.webgpu_placement([line])
+    placement = javascript.webgpu_placement([line], {})
     assert placement.on_target == on_target
     assert placement.complete is (on_target == 4)
 
 
 def test_a_log_without_placements_proves_nothing() -> None:
-    placement = javascript.webgpu_placement(["hello"])
+    placement = javascript.webgpu_placement(["hello"], {})
     assert placement.float_compute_nodes == 0
     assert "no node placements" in placement.evidence
