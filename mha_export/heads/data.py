@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.errors import InputError
+from mha_export.npz import read_npz
 
 Arrays = dict[str, np.ndarray]
 BATCH = 32
@@ -85,7 +86,7 @@ def read_samples(path: Path, model: ir.Model, *, tokenizer: Path | None = None) 
                 _tokenizer(tokenizer, path),
             )
         return _from_rows(path, rows, model)
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line.strip() for line in _lines(path)]
     texts = [line for line in lines if line and not line.startswith("#")]
     if not texts:
         raise InputError(f"{path}: holds no text", fix="put a sample on each line")
@@ -166,11 +167,7 @@ def _implied(value: ir.Value, keep: np.ndarray) -> np.ndarray | None:
 
 
 def _from_arrays(path: Path, model: ir.Model) -> Samples:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not an .npz of arrays ({error})") from error
+    arrays = read_npz(path)
     labels = arrays.pop(LABELS, None)
     if not arrays:
         raise InputError(f"{path}: holds no arrays", fix="save an array for every input")
@@ -207,9 +204,18 @@ def _kept(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.ones(shape, bool)
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 text ({error})", fix="give .npz, .jsonl or text with --data"
+        ) from error
+
+
 def _json_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -234,8 +240,31 @@ def _from_rows(path: Path, rows: Sequence[Mapping[str, Any]], model: ir.Model) -
     inputs = [
         {name: row[name] for name in row if name not in ("label", LABELS, "text")} for row in rows
     ]
+    for number, row in enumerate(inputs, 1):
+        _require_numbers(row, inputs[0], where=f"{path}:{number}")
     labels = [row.get("label", row.get(LABELS)) for row in rows]
     return samples_of(inputs, model, labels=labels, where=str(path))
+
+
+def _require_numbers(row: Mapping[str, Any], first: Mapping[str, Any], *, where: str) -> None:
+    """Every array is a list of whole numbers as long as the ids, under the first row's names."""
+    odd = sorted(set(row) ^ set(first))
+    if odd:
+        raise InputError(
+            f"{where}: has {', '.join(sorted(row))}, the first sample has "
+            f"{', '.join(sorted(first))}",
+            fix=f"give {odd[0]!r} on every line, or on none",
+        )
+    for name, numbers in row.items():
+        if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers):
+            raise InputError(f"{where}: {name!r} is no list of whole numbers")
+    for name, numbers in row.items():
+        expected = len(row["input_ids"])
+        if not numbers or len(numbers) != expected:
+            raise InputError(
+                f"{where}: {name!r} holds {len(numbers)} numbers, expected "
+                f"{expected or 'one at least'}"
+            )
 
 
 def _tokenizer(folder: Path | None, data: Path) -> Any:

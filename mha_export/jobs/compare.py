@@ -15,7 +15,8 @@ from mha_export.jobs._result import FAILED, OK, JobResult
 from mha_export.jobs._settings import RunSettings, parse_workloads
 from mha_export.measure.compare import Side
 from mha_export.measure.compare import compare_models as compare_sides
-from mha_export.measure.model_inputs import ModelCase, inputs_from_file, model_cases
+from mha_export.measure.model_inputs import ModelCase, model_cases
+from mha_export.measure.reference_run import ModelReference
 from mha_export.recognise import recognise
 from mha_export.report.records import validate
 from mha_export.targets import TargetRequest, Unavailable, evaluator_of, parse_targets
@@ -108,7 +109,7 @@ def _settings(options: Mapping[str, Any]) -> RunSettings:
 
 def _cases(loaded: LoadedModel, settings: RunSettings) -> tuple[ModelCase, ...]:
     if settings.inputs is not None:
-        return (inputs_from_file(settings.inputs, loaded.model),)
+        return (ModelReference(loaded.model).own_case(settings.inputs),)
     (workload,) = settings.workloads
     return model_cases(loaded.model, seed=settings.seed, dims=workload.dims, shapes=workload.shapes)
 

@@ -21,7 +21,6 @@ from mha_export.measure.latency import Contender, LatencySettings, Timing, measu
 from mha_export.measure.machine import machine_record
 from mha_export.measure.model_inputs import (
     ModelCase,
-    inputs_from_file,
     model_cases,
     ordinary_inputs,
 )
@@ -205,7 +204,7 @@ class _Runner:
     def _draw(self, workload: Workload) -> tuple[tuple[ModelCase, ...], ModelCase]:
         original = self._subject.original
         if self._settings.inputs is not None:
-            case = inputs_from_file(self._settings.inputs, original)
+            case = self._reference(None).own_case(self._settings.inputs)
             return (case,), case
         seed = self._settings.seed
         cases = model_cases(

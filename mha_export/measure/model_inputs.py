@@ -26,6 +26,7 @@ from mha_export.measure._input_sizes import (
     has_past,
     sizes_of,
 )
+from mha_export.npz import read_npz
 
 Arrays = dict[str, np.ndarray]
 Padding = Literal["none", "left", "right", "holes", "empty"]
@@ -178,11 +179,7 @@ def inputs_from_file(path: Path | str, model: ir.Model) -> ModelCase:
         InputError: not an ``.npz``, a missing input, or another dtype or rank; names what it found.
     """
     path = Path(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not an .npz of arrays ({error})") from error
+    arrays = read_npz(path)
     roles = input_roles(model)
     dims: dict[str, int] = {}
     for role in roles:

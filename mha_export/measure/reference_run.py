@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from mha_export.bounds import unit_roundoff
+from mha_export.errors import InputError
 from mha_export.measure._float64 import with_float64
 from mha_export.measure._plain_ort import PlainOrt
 from mha_export.measure._plain_weights import with_plain_weights
 from mha_export.measure._rounding import RoundedModel, rounded
-from mha_export.measure.model_inputs import ModelCase, cases_at_traced_sizes
+from mha_export.measure.model_inputs import ModelCase, cases_at_traced_sizes, inputs_from_file
 from mha_export.spec import DType
 from mha_export.targets.reference import ReferenceSession
 
@@ -119,6 +121,18 @@ class ModelReference:
             for name, array in exact.items()
         }
         return Expected(case=case, outputs=outputs)
+
+    def own_case(self, path: Path) -> ModelCase:
+        """The user's inputs, which the original takes: nothing else is judged in their place.
+
+        Errors:
+            InputError: as :func:`inputs_from_file`, or the original does not run on them.
+        """
+        case = inputs_from_file(path, self._model)
+        problem = self.expected(case).problem
+        if problem is not None:
+            raise InputError(f"{path}: {problem}", fix="give inputs that the model itself takes")
+        return case
 
     def runs(self, case: ModelCase) -> bool:
         """Whether the original runs on ``case`` at all, in its own precision."""

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 
 from mha_export.cli._group import cli
-from mha_export.errors import MhaExportError
+from mha_export.errors import InputError, MhaExportError
+from mha_export.heads.data import read_samples
 from mha_export.heads.surgery import Pruned
 from mha_export.jobs import HeadOptions, PruneGoal, prune_model, regroup_model
 from mha_export.report.records import HeadsRecord, SurgeryRecord, read_record
@@ -254,6 +256,33 @@ def test_bad_input_writes_nothing(
         )
     assert caught.value.exit_code == 2
     assert not list(folder.iterdir())
+
+
+ROW = '{"input_ids": [1, 2]}\n'
+DAMAGED = [
+    ("x.txt", b"\xff\xfe", "not UTF-8"),
+    ("x.jsonl", b"\xff\xfe{}", "not UTF-8"),
+    ("x.jsonl", f'{ROW}{{"input_ids": [1, "a"]}}'.encode(), ":2: .input_ids. is no list"),
+    ("x.jsonl", f'{ROW}{{"input_ids": 1}}'.encode(), ":2: .input_ids. is no list"),
+    ("x.jsonl", f'{{"input_ids": [1], "more": [1]}}\n{ROW}'.encode(), ":2: has input_ids, the f"),
+    ("x.jsonl", f'{ROW}{{"input_ids": []}}'.encode(), "holds 0 numbers"),
+    (
+        "x.jsonl",
+        f'{ROW}{{"input_ids": [1], "more": [1]}}'.encode(),
+        ":2: has input_ids, more, the f",
+    ),
+    ("x.jsonl", b'{"input_ids": [1, 2], "attention_mask": [1]}', "holds 1 numbers, expected 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
+def test_damaged_data_is_one_clear_error(
+    name: str, content: bytes, words: str, encoder_file: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / name
+    data.write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        read_samples(data, ir.load(encoder_file))
 
 
 def test_data_without_an_input(encoder_file: Path, tmp_path: Path) -> None:

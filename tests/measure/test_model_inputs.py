@@ -17,6 +17,7 @@ from mha_export.measure.model_inputs import (
     ordinary_inputs,
 )
 from mha_export.measure.parity import save_case
+from mha_export.measure.reference_run import ModelReference
 
 
 def _named(model: ir.Model, name: str, **options: object) -> ModelCase:
@@ -142,8 +143,13 @@ def test_a_file_that_does_not_fit_is_refused(
         inputs_from_file(path, plain_encoder)
 
 
-def test_a_file_that_is_no_npz_is_refused(plain_encoder: ir.Model, tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    path.write_text("no")
-    with pytest.raises(InputError, match=r"not an \.npz"):
-        inputs_from_file(path, plain_encoder)
+def test_inputs_that_the_model_does_not_take_are_refused(
+    plain_encoder: ir.Model, tmp_path: Path
+) -> None:
+    arrays = _named(plain_encoder, "ordinary").inputs
+    reference = ModelReference(plain_encoder)
+    fitting = save_case(tmp_path / "fits.npz", arrays)
+    assert reference.own_case(fitting).name == "fits"
+    beyond = {"input_ids": np.full_like(arrays["input_ids"], 10**6)}
+    with pytest.raises(InputError, match="the original does not run on it"):
+        reference.own_case(save_case(tmp_path / "beyond.npz", arrays | beyond))
