@@ -174,7 +174,7 @@ def quiet() -> Iterator[_Said]:
         contextlib.redirect_stderr(text),
     ):
         warnings.simplefilter("always")
-        logging.disable(logging.WARNING)
+        logging.disable(logging.ERROR)
         try:
             yield _Said(text=text, warnings=caught)
         finally:

@@ -96,8 +96,8 @@ def _refuse_missing(
         raise InputError(
             f"{what}: nothing tells the shape of its input{'s' if len(needed) > 1 else ''} "
             f"{', '.join(needed) or name}",
-            fix=f"give it: --shape {name}=2,16,512 (sizes above 1 stay open), or return "
-            "(module, {input name: tensor}) from the factory",
+            fix=f"give it: --shape {name}=2,16,512 (floats; sizes above 1 stay open), or return "
+            "(module, {input name: tensor}) from the factory, as token ids and masks need",
         )
 
 

@@ -145,6 +145,15 @@ def _load_object(
     try:
         traceable, samples = _traceable(module, options, what)
         graph = _export.export(traceable, exporter=options.exporter, opset=options.opset, what=what)
+    except InputError as error:
+        if not options.shapes or "could not be exported" not in error.what:
+            raise
+        raise InputError(
+            error.what,
+            fix=f"inputs made by a shape ({', '.join(options.shapes)}) are floats: where the "
+            "module takes token ids or a mask, return (module, {input name: tensor}) from the "
+            "factory",
+        ) from error
     finally:
         module.train(training)
     return _loaded(graph, name, what, samples)

@@ -170,6 +170,15 @@ def test_missing_inputs_are_one_clear_error(options: dict[str, Any], says: str, 
     assert fix in (caught.value.fix or "")
 
 
+def test_a_shape_cannot_stand_for_token_ids(capfd: pytest.CaptureFixture[str]) -> None:
+    options = SourceOptions(shapes={"input": (2, 3)})
+    with pytest.raises(InputError) as caught:
+        open_source(torch.nn.Embedding(5, 4), options)
+    assert "could not be exported" in caught.value.what
+    assert "(input) are floats" in (caught.value.fix or "")
+    assert capfd.readouterr() == ("", "")
+
+
 class Branches(torch.nn.Module):  # type: ignore[misc]
     """A branch on data: torch.export refuses it, tracing follows one side."""
 
