@@ -76,6 +76,8 @@ def command(
     result = build_graph(spec, preset=preset, output=output, flags=flags)
     for notice in result.notices:
         print_notice(notice)
+    if output is None and not explain and not as_json:
+        print_notice("it can be built; nothing was written: name a file with -o")
     if as_json:
         print_json(result.document)
     else:

@@ -110,3 +110,10 @@ def test_every_preset_of_full_width_is_explained_in_every_form_or_refused(preset
         else:
             assert isinstance(result.exception, InputError)
             assert "cannot state" in str(result.exception)
+
+
+def test_without_a_file_it_says_that_nothing_was_written() -> None:
+    result = build(*FLAGS)
+    assert result.exit_code == 0
+    assert "nothing was written" in result.output
+    assert "nothing was written" not in build(*FLAGS, "--explain").output
