@@ -37,7 +37,8 @@ def format_for(path: Path | str) -> Format:
             return candidate
     known = ", ".join(suffix for candidate in all_formats() for suffix in candidate.suffixes)
     raise InputError(
-        f"{path}: " + (f"no report format ends in {suffix!r}" if suffix else "has no suffix"),
+        f"{path}: no report format "
+        + (f"ends in {suffix!r}" if suffix else "is named, for want of a suffix"),
         fix=f"end it in one of {known}",
     )
 
