@@ -73,7 +73,8 @@ def state(
     makers = {role: heads.value.producer() for role, heads in gives.items()}
     if not fields <= _NEEDLESS or not set(makers.values()) <= set(nodes):
         return
-    operands = dataclasses.replace(operands, **dict.fromkeys(_NEEDLESS & fields))
+    unneeded: dict[str, Any] = dict.fromkeys(_NEEDLESS & fields)
+    operands = dataclasses.replace(operands, **unneeded)
     places = {value: place for place, (_, value) in enumerate(operands.values())}
     stated = {
         "form": form,

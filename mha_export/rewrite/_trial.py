@@ -284,12 +284,12 @@ def _keyless(feeds: Feeds, exact: OracleResult) -> np.ndarray:
 
     [b, h, s]; [b, s] where heads are averaged: a row of any head without keys spoils the mean.
     """
-    spec, bias, found = feeds.spec, feeds.inputs.bias, exact.empty_rows
+    spec, bias = feeds.spec, feeds.inputs.bias
+    found: np.ndarray = exact.empty_rows
     if bias is not None and spec.mask.bias is not None:
         hidden = np.all(bias <= lowest(spec.io_dtype) / 2, axis=-1)
-        found = found | np.broadcast_to(hidden, found.shape)
-    rows: np.ndarray = found.any(axis=1) if spec.combine == "mean" else found
-    return rows
+        found = np.logical_or(found, np.broadcast_to(hidden, found.shape))
+    return np.asarray(found.any(axis=1)) if spec.combine == "mean" else found
 
 
 def _bounds(
