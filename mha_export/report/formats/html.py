@@ -158,7 +158,7 @@ def _tiles(report: Report) -> list[Tile]:
 
 
 def _fastest(report: Report) -> list[Tile]:
-    """The best ratio to the baseline of anything right."""
+    """The best ratio to the baseline of anything right, with its interval."""
     found = [
         (entry.result.vs, entry.target)
         for entry in report.entries
@@ -167,9 +167,8 @@ def _fastest(report: Report) -> list[Tile]:
     if not found:
         return []
     vs, target = min(found, key=lambda pair: pair[0].ratio)
-    return [
-        Tile(label=f"of the time of {vs.baseline}", value=ratio(vs.ratio), note=f"best: {target}")
-    ]
+    note = f"{vs.low:.2f} to {vs.high:.2f}; best: {target}"
+    return [Tile(label=f"of the time of {vs.baseline}", value=ratio(vs.ratio), note=note)]
 
 
 FORMAT = HtmlFormat()
