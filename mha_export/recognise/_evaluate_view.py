@@ -87,10 +87,9 @@ class SizedView:
         self._opset = opset
         self._evaluator = evaluator
         self._arrays: dict[ir.Value, np.ndarray | None] = dict(contents)
-        self._shapes: dict[ir.Value, Shape | None] = {}
-        if known is not None:
-            self._shapes |= {v: shape for v, shape in known._shapes.items() if shape is not None}
-        self._shapes |= {v: array.shape for v, array in contents.items()}
+        # Looked into and not copied: a graph of many layers has many views.
+        self._known: Mapping[ir.Value, Shape | None] = {} if known is None else known._shapes
+        self._shapes: dict[ir.Value, Shape | None] = {v: a.shape for v, a in contents.items()}
 
     def know(self, shapes: Mapping[ir.Value, Shape]) -> None:
         """Take over shapes that were found elsewhere."""
@@ -136,7 +135,8 @@ class SizedView:
     def _shape_rule(self, value: ir.Value) -> Answer:
         if value.const_value is not None:
             return tuple(value.const_value.shape.numpy())
-        known = self._annotated(value)
+        known = self._known.get(value)
+        known = self._annotated(value) if known is None else known
         node = value.producer()
         if known is not None:
             return known
@@ -178,7 +178,8 @@ class SizedView:
         outputs = shapes.infer(node, found, contents, self._opset)
         for output, shape in zip(node.outputs, outputs, strict=True):
             if output is not value and output not in self._shapes:
-                self._shapes[output] = shape
+                known = self._known.get(output)
+                self._shapes[output] = shape if known is None else known
         return outputs[index]
 
     def _dry_run(self, node: ir.Node, found: list[Shape | None], index: int) -> Answer:
