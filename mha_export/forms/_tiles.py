@@ -41,7 +41,6 @@ DEFAULT_TILES = 8
 """Tiles where the query length is not known while emitting, and the least for long queries."""
 MOST_DEFAULT_TILES = 32
 """Of a static length without a window."""
-MOST_TILES = 256
 _ROWS = 128
 _SHORT_ROWS = 64
 

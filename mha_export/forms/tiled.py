@@ -31,9 +31,11 @@ from mha_export.forms._scope import Scope
 from mha_export.forms._support import common_refusal, first_refusal
 from mha_export.forms._tile_mask import POSITION_PARTS, TileMask
 from mha_export.forms._tile_op import TileOp, op_fixes_rows, op_refusal
-from mha_export.forms._tiles import DEFAULT_TILES, MOST_TILES, Cuts, Tile, default_tiles
+from mha_export.forms._tiles import DEFAULT_TILES, Cuts, Tile, default_tiles
 from mha_export.operands import Heads, Layout, Operands
 from mha_export.spec import AttentionSpec
+
+MOST_TILES = 256
 
 
 @dataclass(frozen=True, kw_only=True)

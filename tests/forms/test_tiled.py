@@ -23,7 +23,8 @@ from mha_export.forms._counts import Count, Counts, Span
 from mha_export.forms._grouping import Groups
 from mha_export.forms._layout import Sizes
 from mha_export.forms._tile_mask import TileMask, visible
-from mha_export.forms._tiles import MOST_TILES, Cuts, default_tiles
+from mha_export.forms._tiles import Cuts, default_tiles
+from mha_export.forms.tiled import MOST_TILES
 from mha_export.operands import Heads, Layout, Operands, ScoreMask
 from mha_export.oracle import attention
 from mha_export.spec import (
