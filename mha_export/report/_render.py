@@ -9,8 +9,7 @@ from mha_export.errors import InputError
 from mha_export.report._against import changes_between
 from mha_export.report._merge import Report, merge, with_changes
 from mha_export.report.formats import Format, all_formats
-from mha_export.report.records import read_results
-from mha_export.report.records._files import write_text
+from mha_export.report.records import read_results, write_text
 
 
 def open_report(paths: Iterable[Path | str], *, against: Path | str | None = None) -> Report:

@@ -32,6 +32,7 @@ from mha_export.report.records._files import (
     read_results,
     validate,
     write_json,
+    write_text,
 )
 from mha_export.report.records._heads import (
     AttentionMapRecord,
@@ -109,4 +110,5 @@ __all__ = [
     "to_plain",
     "validate",
     "write_json",
+    "write_text",
 ]
