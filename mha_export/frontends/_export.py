@@ -30,6 +30,10 @@ class ExportedGraph:
     notes: tuple[str, ...]
 
 
+class FailedExportError(InputError):
+    """Torch's own exporters could not export what they were given."""
+
+
 def export(
     traceable: Traceable, *, exporter: ExporterName, opset: int | None, what: str
 ) -> ExportedGraph:
@@ -42,7 +46,8 @@ def export(
         what: the source in words, for messages.
 
     Errors:
-        InputError: the exporter (both, for ``auto``) failed; its own last words are in the message.
+        FailedExportError: the exporter (both, for ``auto``) failed; its own last words are in the
+            message.
     """
     if exporter == "dynamo":
         return _dynamo(traceable, opset, what)
@@ -56,7 +61,7 @@ def export(
         graph = _legacy(traceable, opset, what)
     except InputError as second:
         both = f"{first.what}\n  and by tracing: {second.what}"
-        raise InputError(both, fix=first.fix) from second
+        raise FailedExportError(both, fix=first.fix) from second
     note = f"exported by tracing (legacy), since torch.export failed: {first.what}"
     return ExportedGraph(model=graph.model, notes=(note, *graph.notes))
 
@@ -189,7 +194,7 @@ def _reported(what: str, exporter: str, said: _Said) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(
+        raise FailedExportError(
             f"{what} could not be exported: {exporter} says: {last_words(error)}",
             fix="try the other --exporter (dynamo or legacy), or export it to .onnx yourself and "
             "give that file",

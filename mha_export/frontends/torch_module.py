@@ -145,8 +145,8 @@ def _load_object(
     try:
         traceable, samples = _traceable(module, options, what)
         graph = _export.export(traceable, exporter=options.exporter, opset=options.opset, what=what)
-    except InputError as error:
-        if not options.shapes or "could not be exported" not in error.what:
+    except _export.FailedExportError as error:
+        if not options.shapes:
             raise
         raise InputError(
             error.what,
