@@ -72,7 +72,7 @@ def build_model(
     emitted = form.emit(scope, spec, params, operands)
     own = scope.nodes[before:]
     _mark(own, form, spec)
-    state(own, spec, operands, _gives(emitted), form=form.name, key=SITE)
+    state(own, spec, operands, emitted.heads, form=form.name, key=SITE)
     outputs = _outputs(scope, spec, bound, emitted, inputs)
     # Weights that became inputs come last: what a caller feeds at every run comes first.
     given = [value for value in inputs.values if value.name not in bound]
@@ -117,24 +117,12 @@ def _mark(nodes: list[ir.Node], form: Form, spec: AttentionSpec) -> None:
             node.metadata_props["mha_export.spec"] = text
 
 
-def _gives(emitted: Emitted) -> dict[str, Heads]:
-    made = {
-        "output": emitted.output,
-        "present_key": emitted.present_key,
-        "present_value": emitted.present_value,
-    }
-    return {role: heads for role, heads in made.items() if heads is not None}
-
-
 def _outputs(
     scope: Scope, spec: AttentionSpec, weights: Weights, emitted: Emitted, inputs: GraphInputs
 ) -> list[ir.Value]:
     made = _context(scope, spec, weights, emitted.output, inputs)
-    for name, heads in (
-        ("present_key", emitted.present_key),
-        ("present_value", emitted.present_value),
-    ):
-        if heads is not None:
+    for name, heads in emitted.heads.items():
+        if name != "output":
             made.append(_named(heads.value, name, _present_shape(spec, heads)))
     if emitted.qk_output is not None:
         kv_len: Dim = "kv_len" if spec.cache is not None else spec.kv_len

@@ -72,6 +72,16 @@ class Emitted:
     present_key: Heads | None = None
     present_value: Heads | None = None
 
+    @property
+    def heads(self) -> dict[str, Heads]:
+        """What has heads, by role; ``output`` first, then what a cache has become."""
+        made = {
+            "output": self.output,
+            "present_key": self.present_key,
+            "present_value": self.present_value,
+        }
+        return {role: heads for role, heads in made.items() if heads is not None}
+
 
 @runtime_checkable
 class Form(Protocol):

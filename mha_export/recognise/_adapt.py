@@ -76,7 +76,7 @@ class Deriver:
         if len({None if dims is None else dims[axis] for dims in known}) == 1 and known[0]:
             return known[0][axis]
         shape = self("Shape", [value])
-        return self("Slice", [shape, _ints(axis), _ints(axis + 1), _ints(0)])
+        return self("Slice", [shape, ints(axis), ints(axis + 1), ints(0)])
 
     def shape(
         self, before: Sequence[Sequence[Part]], axes: Sequence[Sequence[Part]]
@@ -98,7 +98,7 @@ class Deriver:
         ]
         if len(unknown) > len(copied) + 1:
             return self.exact_shape(axes)
-        return _ints(
+        return ints(
             *(
                 0 if place in copied else -1 if place in unknown else _static(axis)
                 for place, axis in enumerate(axes)
@@ -109,8 +109,8 @@ class Deriver:
         """A shape for Expand: every size stated."""
         sizes = [self.joined(axis) for axis in axes]
         if all(isinstance(size, int) for size in sizes):
-            return _ints(*(size for size in sizes if isinstance(size, int)))
-        parts = [_ints(size) if isinstance(size, int) else size for size in sizes]
+            return ints(*(size for size in sizes if isinstance(size, int)))
+        parts = [ints(size) if isinstance(size, int) else size for size in sizes]
         return self("Concat", parts, {"axis": 0}) if len(parts) > 1 else parts[0]
 
     def joined(self, parts: Sequence[Part]) -> Size:
@@ -127,7 +127,7 @@ class Deriver:
                 total = size if total is None else self("Mul", [total, size])
         if total is None:
             return number
-        return total if number == 1 else self("Mul", [total, _ints(number)])
+        return total if number == 1 else self("Mul", [total, ints(number)])
 
     def total(self, sizes: Sequence[Size]) -> Size:
         """Sizes added."""
@@ -136,14 +136,14 @@ class Deriver:
             if isinstance(first, int) and isinstance(size, int):
                 first += size
             else:
-                pair = [_ints(n) if isinstance(n, int) else n for n in (first, size)]
+                pair = [ints(n) if isinstance(n, int) else n for n in (first, size)]
                 first = self("Add", pair)
         return first
 
     def quotient(self, size: Size, divisor: int) -> Size:
         if isinstance(size, int):
             return size // divisor
-        return size if divisor == 1 else self("Div", [size, _ints(divisor)])
+        return size if divisor == 1 else self("Div", [size, ints(divisor)])
 
     def reshape(
         self, value: ir.Value, before: Sequence[Sequence[Part]], axes: Sequence[Sequence[Part]]
@@ -159,7 +159,8 @@ class Deriver:
 _KEEPING = frozenset({"Reshape", "Transpose", "Expand", "Slice", "Unsqueeze", "Mul", "Neg", "Not"})
 
 
-def _ints(*numbers: int) -> np.ndarray:
+def ints(*numbers: int) -> np.ndarray:
+    """Numbers as ONNX wants shapes, axes and bounds: int64 of rank 1."""
     return np.array(numbers, np.int64)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.recognise._adapt import Deriver
+from mha_export.recognise._adapt import Deriver, ints
 from mha_export.recognise._movement import moved_inputs
 from mha_export.recognise._scene import Scene
 
@@ -78,11 +78,11 @@ def with_column(
     elif scenes[0].dtype(column) != kind:
         column = derive("Cast", [column], {"to": int(kind)})
         column.dtype = kind
-    one = derive("Slice", [logits, _ints(0), _ints(1), _ints(axis)])
+    one = derive("Slice", [logits, ints(0), ints(1), ints(axis)])
     column = derive("Expand", [column, derive("Shape", [one])])
     wide = derive("Concat", [logits, column], {"axis": axis})
     made = derive("Softmax", [wide], {"axis": axis})
-    kept = derive("Slice", [made, _ints(0), _ints(-1), _ints(axis)])
+    kept = derive("Slice", [made, ints(0), ints(-1), ints(axis)])
     for value in (one, column, wide, made, kept):
         value.dtype = kind
     return kept
@@ -159,7 +159,3 @@ def _is_made_by(value: ir.Value, sums: ir.Node) -> bool:
 
 def _moves(value: ir.Value) -> bool:
     return bool(moved_inputs(value))
-
-
-def _ints(*numbers: int) -> np.ndarray:
-    return np.array(numbers, np.int64)

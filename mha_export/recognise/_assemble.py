@@ -23,7 +23,7 @@ from mha_export.recognise._replaceable import replaceable_site
 from mha_export.recognise._roles import along
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Reason, Site
-from mha_export.recognise._static import follows_lengths
+from mha_export.recognise._static import all_follow
 from mha_export.recognise._weighting import with_weightings
 from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType, EmptyRow
 
@@ -88,12 +88,8 @@ def _in_buffer(draft: Draft, mask: BoundMask, scenes: Sequence[Scene]) -> BoundM
     """The mask without the lengths that a static cache implies, where the writes follow them."""
     lengths: ir.Value | None = mask.operands.get("kv_lengths")
     pasts = [tensor.stage.past for tensor in (draft.key, draft.value)]
-    writes = [past.write for past in pasts if past is not None and past.write is not None]
-    if (
-        lengths is None
-        or len(writes) != len(pasts)
-        or not all(follows_lengths(write, lengths, scenes) for write in writes)
-    ):
+    writes = [None if past is None else past.write for past in pasts]
+    if not all_follow(writes, lengths, scenes):
         return Reason(
             code="static-cache",
             message="new keys are written into a buffer at places that the mask does not follow",

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from mha_export.recognise._adapt import Deriver
+from mha_export.recognise._adapt import Deriver, ints
 from mha_export.recognise._added_sums import Addition, addition, is_lost, with_column
 from mha_export.recognise._scene import Scene
 
@@ -159,8 +159,7 @@ def _divided(powers: ir.Value, axis: int, place: ir.Node, scenes: Sequence[Scene
     """The exponentials divided by their sum, before ``place``."""
     derive = Deriver(scenes, place)
     if scenes[0].context.opset >= 13:
-        axes = np.array([axis], np.int64)
-        total = derive("ReduceSum", [powers, axes], {"keepdims": 1})
+        total = derive("ReduceSum", [powers, ints(axis)], {"keepdims": 1})
     else:
         total = derive("ReduceSum", [powers], {"axes": (axis,), "keepdims": 1})
     ahead = derive("Div", [powers, total])

@@ -22,7 +22,7 @@ from mha_export.recognise._fused_heads import with_derived_heads
 from mha_export.recognise._masks_sizes import ScoreShape
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Site
-from mha_export.recognise._static import follows_lengths
+from mha_export.recognise._static import all_follow
 from mha_export.recognise.fused._mask_reading import named
 from mha_export.recognise.fused._node import FusedNode
 from mha_export.spec import CacheSpec, EmptyRow, MaskSpec
@@ -76,14 +76,11 @@ def _fits_past(site: Site, bound: Bound) -> bool:
 
 def _in_buffer(site: Site, bound: Bound, scenes: Sequence[Scene]) -> bool:
     """Whether keys and values have no past, or one in buffers written where the lengths say."""
-    lengths = site.operands.kv_lengths
     pasts = [tensor.stage.past for tensor in (bound.key, bound.value)]
     if all(past is None for past in pasts):
         return True
-    writes = [past.write for past in pasts if past is not None and past.write is not None]
-    if lengths is None or len(writes) != len(pasts):
-        return False
-    return all(follows_lengths(write, lengths, scenes) for write in writes)
+    writes = [None if past is None else past.write for past in pasts]
+    return all_follow(writes, site.operands.kv_lengths, scenes)
 
 
 def _stated(bound: Bound) -> tuple[Any, ...]:

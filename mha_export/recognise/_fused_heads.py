@@ -10,11 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from mha_export.operands import Heads, Layout
-from mha_export.recognise._adapt import Deriver
+from mha_export.recognise._adapt import Deriver, ints
 from mha_export.recognise._axes import Axis, View, axis_size, coalesced
 from mha_export.recognise._binding import Bound, Meeting, Tensor
 from mha_export.recognise._lift import channels_of
@@ -42,7 +41,7 @@ def with_derived_heads(
             continue
         value, layout, heads, dim = first
         lengths = [0, 0, heads, dim] if layout is Layout.BSHD else [0, heads, -1, dim]
-        made = Deriver(scenes, anchor)("Reshape", [value, np.array(lengths, np.int64)])
+        made = Deriver(scenes, anchor)("Reshape", [value, ints(*lengths)])
         bound_heads = Heads(value=made, layout=layout, heads=heads, dim=dim)
         derived: list[dict[str, Any]] = [
             {name: dataclasses.replace(tensor, heads=bound_heads)} for tensor in tensors

@@ -50,12 +50,11 @@ def _averaged(site: Site, scenes: Sequence[Scene]) -> Site:
     found: list[Heads | None] = []
     for scene in scenes:
         known = _pattern(site.output, scene)
-        landing = (
-            None if known is None else Landing(value=site.output.value, view=known[1], cast=False)
-        )
-        found.append(
-            None if landing is None or known is None else averaged(landing, known[0], scene)
-        )
+        if known is None:
+            return site
+        pattern, view = known
+        landing = Landing(value=site.output.value, view=view, cast=False)
+        found.append(averaged(landing, pattern, scene))
     output = _agreed(found, site.output)
     if output is site.output:
         return site

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from mha_export.recognise._adapt import Deriver
+from mha_export.recognise._adapt import Deriver, ints
 from mha_export.recognise._other import is_matrix
 from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Site
@@ -70,7 +69,7 @@ def together(
 def _led(value: ir.Value, derive: Deriver) -> ir.Value:
     """With an axis of one in front."""
     if derive.scenes[0].context.opset >= 13:
-        return derive("Unsqueeze", [value, np.array([0], np.int64)])
+        return derive("Unsqueeze", [value, ints(0)])
     return derive("Unsqueeze", [value], {"axes": [0]})
 
 
@@ -91,7 +90,7 @@ def projected(values: Sequence[ir.Value], scenes: Sequence[Scene]) -> ir.Value |
     for value in values:
         dims = scenes[0].dims(value)
         assert dims is not None
-        bounds = [np.array([n], np.int64) for n in (start, start + dims[-1], len(dims) - 1)]
+        bounds = [ints(n) for n in (start, start + dims[-1], len(dims) - 1)]
         piece = derive("Slice", [whole, *bounds])
         piece.type, piece.shape = value.type, value.shape
         start += dims[-1]

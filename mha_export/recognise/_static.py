@@ -89,6 +89,15 @@ def follows_lengths(write: Written, lengths: ir.Value, scenes: Sequence[Scene]) 
     return seen > 1
 
 
+def all_follow(
+    writes: Sequence[Written | None], lengths: ir.Value | None, scenes: Sequence[Scene]
+) -> bool:
+    """Whether all are writes into a buffer, to the places right before ``lengths`` [b]."""
+    return lengths is not None and all(
+        write is not None and follows_lengths(write, lengths, scenes) for write in writes
+    )
+
+
 def _counts(write: Written, scene: Scene) -> tuple[tuple[int, ...], int, int] | None:
     """The shape of the tokens, how many there are, and for how many there is room."""
     new, buffer = scene.dims(write.new), scene.dims(write.buffer)

@@ -64,10 +64,7 @@ def emit_site(site: Site, choice: Choice, operands: Operands, *, prefix: str) ->
             raise ValueError(f"form {choice.form.name} made no qk_output for site {site.id}")
         pairs.append((site.qk_output, emitted.qk_output))
     _annotate(scope, site, choice, main)
-    made = {"output": emitted.output, "present_key": emitted.present_key}
-    made["present_value"] = emitted.present_value
-    gives = {role: heads for role, heads in made.items() if heads is not None}
-    state(scope.nodes, site.spec, bound, gives, form=choice.form.name, key=prefix)
+    state(scope.nodes, site.spec, bound, emitted.heads, form=choice.form.name, key=prefix)
     return Emission(
         nodes=tuple(scope.nodes),
         initializers=tuple(scope.initializers),

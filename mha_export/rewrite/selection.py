@@ -12,8 +12,8 @@ from mha_export.rewrite._outcome import Choice, Keep
 from mha_export.spec import AttentionSpec
 
 PRIMITIVE = "primitive"
-_PLAIN_GRAPHS = (PRIMITIVE, "grouped", "tiled")
 """The form that says everything: emitted where no preferred form can."""
+_PLAIN_GRAPHS = (PRIMITIVE, "grouped", "tiled")
 
 Veto = Callable[[str, AttentionSpec], str | None]
 """Why a form must not be emitted for a spec, whatever the form itself says; None where it may."""
