@@ -92,12 +92,17 @@ def test_inspect_says_what_it_is(tmp_path: Path) -> None:
     assert (site["verdict"], site["fused_as"]) == ("attention", "tiled")
 
 
-def _stated_otherwise(model: ir.Model) -> None:
-    for node in model.graph:
-        if STATES in node.metadata_props:
-            text = node.metadata_props[STATES]
-            node.metadata_props[STATES] = text.replace('"left_window":3', '"left_window":2')
-            assert node.metadata_props[STATES] != text
+def _restated(old: str, new: str) -> Callable[[ir.Model], None]:
+    """The statement with other words in it."""
+
+    def change(model: ir.Model) -> None:
+        for node in model.graph:
+            if STATES in node.metadata_props:
+                text = node.metadata_props[STATES]
+                node.metadata_props[STATES] = text.replace(old, new)
+                assert node.metadata_props[STATES] != text
+
+    return change
 
 
 def _scaled(model: ir.Model) -> None:
@@ -111,7 +116,7 @@ def _scaled(model: ir.Model) -> None:
 
 
 FALSE = {
-    "another window": _stated_otherwise,
+    "another window": _restated('"left_window":3', '"left_window":2'),
     "a tile twice as large": _scaled,
 }
 
@@ -156,27 +161,13 @@ def _forgets(key: str) -> Callable[[ir.Model], None]:
     return change
 
 
-def _garbled(model: ir.Model) -> None:
-    for node in model.graph:
-        if STATES in node.metadata_props:
-            node.metadata_props[STATES] = node.metadata_props[STATES].replace("kv_heads", "heads")
-
-
-def _other_heads(model: ir.Model) -> None:
-    for node in model.graph:
-        if STATES in node.metadata_props:
-            text = node.metadata_props[STATES]
-            node.metadata_props[STATES] = text.replace('"dim":8,"heads":4', '"dim":16,"heads":4')
-            assert node.metadata_props[STATES] != text
-
-
 UNBELIEVED = {
     "reads another input": _reads_more,
     "a tile's weights are an output": _scores_leave,
     "no operands": _forgets(READS),
     "no statement": _forgets(STATES),
-    "garbled": _garbled,
-    "heads of another width": _other_heads,
+    "garbled": _restated("kv_heads", "heads"),
+    "heads of another width": _restated('"dim":8,"heads":4', '"dim":16,"heads":4'),
 }
 
 
