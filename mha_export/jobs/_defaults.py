@@ -8,18 +8,28 @@ Where the length is a symbol the workload is unknown, and the target's order sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from mha_export.spec import AttentionSpec
 
 MEASURED = ("cpu", "openvino")
-OPTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("cpu", "tiled"): {"product": "attention"},
-}
-"""What a form is told on a target where that was measured to be faster, or no slower with less
-memory; a spec or opset that cannot have it gets the form without."""
 LONG = 1024
 """Queries from which tiles were faster than the ops that these targets are given first."""
+ROWS, MOST = 64, 64
+"""Queries of a tile, and the most tiles, that were fastest on OpenVINO from 2048 queries on."""
+
+
+def faster_options(target: str, form: str, spec: AttentionSpec) -> Mapping[str, str | int] | None:
+    """What ``form`` is told on ``target`` where that was measured to be faster for ``spec``, or no
+    slower with less memory; a spec or opset that cannot have it gets the form without."""
+    if form != "tiled":
+        return None
+    if target == "cpu":
+        return {"product": "attention"}
+    if target == "openvino" and isinstance(spec.q_len, int):
+        return {"tiles": min(math.ceil(spec.q_len / ROWS), MOST)}
+    return None
 
 
 def preferred_forms(target: str, spec: AttentionSpec, forms: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, form_named
 from mha_export.frontends import LoadedModel, open_source
 from mha_export.jobs._caching import Caching
-from mha_export.jobs._defaults import OPTIONS, preferred_forms
+from mha_export.jobs._defaults import faster_options, preferred_forms
 from mha_export.jobs._loading import LoadCheck, load_check
 from mha_export.jobs._phases import Graph, check_split, forms_for, phases, plan_names, stem
 from mha_export.jobs._plan import ANY_SITE, Plan, read_plan
@@ -280,8 +280,9 @@ class _Exporter:
         planned = next(filter(None, (self._plan.of(row, site.id) for row in rows)), None)
         own = preferred_forms(destination.name, site.spec, destination.forms)
         told = {} if destination.target is None else destination.target.form_options
-        faster = OPTIONS.get((destination.name, own[0])) if own and planned is None else None
-        if faster is not None and self._settings.form is None:
+        free = bool(own) and planned is None and self._settings.form is None
+        faster = faster_options(destination.name, own[0], site.spec) if free else None
+        if faster is not None:
             params = FormParams(opset=opset, options=faster)
             choice = choose_form(
                 site, preferred=(), params=params, told=told, only=own[0], veto=destination.veto
@@ -323,7 +324,7 @@ def _named(name: str, form: str | None) -> list[_Destination]:
         return [_Destination(name=PORTABLE, forms=forms, max_opset=26, target=None)]
     if name == "all":
         return [_of_target(request, form) for request in parse_targets(["all"])]
-    return [_of_target(parse_target(name), form)]
+    return [_of_target(parse_target(name, besides=("all", PORTABLE)), form)]
 
 
 def _of_target(request: TargetRequest, form: str | None) -> _Destination:

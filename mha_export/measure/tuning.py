@@ -30,10 +30,8 @@ from mha_export.spec import AttentionSpec, Dim, DType
 from mha_export.targets import CompileOptions, Limits, Program, TargetWorker
 
 BASELINE = "primitive"
-TILES = (8, 16, 32)
-OP_TILES = (8, 16, 32, 64)
-"""Of an Attention node each: shorter ones pay too, for their scores stay in the cache."""
-LEAST_ROWS = 16
+TILES = (4, 8, 16, 32, 64, 128)
+LEAST_ROWS = 32
 """Queries that a tile should have; shorter tiles are not tried."""
 FEW_QUERIES = 16
 """Up to so many queries ``grouped`` is tried, above it ``tiled``."""
@@ -125,9 +123,7 @@ def _grid(form: str, q_len: int) -> list[dict[str, str | int]]:
         for mask in ("diagonal", "tile")
     ]
     ops: list[dict[str, str | int]] = [
-        {"tiles": tiles, "product": "attention"}
-        for tiles in OP_TILES
-        if q_len >= tiles * LEAST_ROWS
+        {"tiles": tiles, "product": "attention"} for tiles in TILES if q_len >= tiles * LEAST_ROWS
     ]
     return products + ops
 

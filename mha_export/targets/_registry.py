@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,8 +41,12 @@ def all_targets() -> dict[str, Target]:
     return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
 
 
-def target_named(name: str) -> Target:
+def target_named(name: str, *, besides: Sequence[str] = ("all",)) -> Target:
     """The target of that name.
+
+    Args:
+        name: as ``-t`` takes it, without a precision.
+        besides: what the message lists after the targets, for the caller takes it too.
 
     Errors:
         mha_export.errors.InputError: there is none; the message lists those there are.
@@ -51,18 +55,19 @@ def target_named(name: str) -> Target:
         return all_targets()[name]
     except KeyError:
         raise InputError(
-            f"unknown target '{name}'", fix=f"expected one of: {', '.join(all_targets())}, all"
+            f"unknown target '{name}'",
+            fix=f"expected one of: {', '.join((*all_targets(), *besides))}",
         ) from None
 
 
-def parse_target(text: str) -> TargetRequest:
-    """Read ``NAME`` or ``NAME:PRECISION``.
+def parse_target(text: str, *, besides: Sequence[str] = ("all",)) -> TargetRequest:
+    """Read ``NAME`` or ``NAME:PRECISION``. ``besides``: see :func:`target_named`.
 
     Errors:
         mha_export.errors.InputError: unknown target, or a precision it cannot be told to use.
     """
     name, colon, precision = text.partition(":")
-    target = target_named(name)
+    target = target_named(name, besides=besides)
     if not colon:
         return TargetRequest(target=target)
     if precision not in target.precisions:

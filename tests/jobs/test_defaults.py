@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mha_export.jobs import SourceSettings, build_graph, export_model
-from mha_export.jobs._defaults import preferred_forms
+from mha_export.jobs._defaults import faster_options, preferred_forms
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, MaskSpec
 
 ORDER = ("onnx", "primitive")
@@ -37,14 +37,35 @@ def test_the_first_form(target: str, fields: dict[str, object], first: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("target", "form", "q_len", "told"),
+    [
+        ("openvino", "tiled", 2048, {"tiles": 32}),
+        ("openvino", "tiled", 4033, {"tiles": 64}),
+        ("openvino", "tiled", 16384, {"tiles": 64}),
+        ("openvino", "tiled", "s", None),
+        ("openvino", "grouped", 2048, None),
+        ("cpu", "tiled", 2048, {"product": "attention"}),
+        ("cpu", "tiled", "s", {"product": "attention"}),
+        ("cuda", "tiled", 2048, None),
+    ],
+)
+def test_what_a_form_is_told(
+    target: str, form: str, q_len: int | str, told: dict[str, object] | None
+) -> None:
+    spec = AttentionSpec(q_heads=4, kv_heads=2, head_dim=16, q_len=q_len, kv_len=q_len, mask=CAUSAL)
+    assert faster_options(target, form, spec) == told
+
+
+@pytest.mark.parametrize(
     ("target", "opset", "softcap", "told"),
     [
         ("cpu", None, None, {"product": "attention"}),
         ("cpu", 17, None, {}),
         ("cpu", None, 5.0, {}),
+        ("openvino", None, None, {"tiles": 1}),
         ("reference", None, None, None),
     ],
-    ids=["op", "opset", "spec", "target"],
+    ids=["op", "opset", "spec", "tiles", "target"],
 )
 def test_a_long_prompt_gets_an_op_a_tile_where_it_can(
     target: str,

@@ -194,6 +194,14 @@ def test_unknown_names_are_refused_before_any_work(
         )
 
 
+def test_an_unknown_target_of_an_export_is_answered_with_every_name_it_takes(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(InputError, match="unknown target") as caught:
+        export_model(tmp_path / "missing.onnx", targets=["nope"], out=tmp_path / "out")
+    assert str(caught.value.fix).endswith("all, portable")
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_cast_export_is_judged_against_the_cast_model(
     encoder: Path, tmp_path: Path, dtype: str

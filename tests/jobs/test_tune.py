@@ -258,9 +258,10 @@ def test_lengths_may_be_sums(kv_len: object, sizes: dict[str, int], expected: in
     ("q_len", "there", "missing"),
     [
         (1, {"grouped", "primitive", "onnx"}, {"tiled tiles=8 mask=diagonal", "portable"}),
-        (128, {"tiled tiles=8 mask=diagonal", "tiled tiles=8 mask=tile"}, {"grouped"}),
-        (512, {"tiled tiles=32 mask=tile", "tiled tiles=32 product=attention"}, {"grouped"}),
-        (1024, {"tiled tiles=64 product=attention"}, {"tiled tiles=64 mask=tile"}),
+        (128, {"tiled tiles=4 mask=diagonal", "tiled tiles=4 mask=tile"}, {"grouped"}),
+        (512, {"tiled tiles=16 mask=tile", "tiled tiles=16 product=attention"}, {"grouped"}),
+        (4095, {"tiled tiles=64 product=attention"}, {"tiled tiles=128 mask=tile"}),
+        (4096, {"tiled tiles=128 product=attention", "tiled tiles=128 mask=tile"}, {"grouped"}),
     ],
 )
 def test_ways_fit_the_workload(q_len: int, there: set[str], missing: set[str]) -> None:
