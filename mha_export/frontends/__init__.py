@@ -39,6 +39,8 @@ def open_source(source: object, options: SourceOptions | None = None) -> LoadedM
     Errors:
         InputError: no frontend knows this kind of source, or its own could not read it.
     """
+    if source == "":  # an unset variable; as a path it would be the current folder
+        raise InputError("the source is empty", fix="name a file or a folder; `.` is this one")
     for frontend in all_frontends().values():
         if frontend.accepts(source):
             return frontend.load(source, options or SourceOptions())

@@ -91,6 +91,14 @@ def test_an_unknown_source_is_one_clear_error(
         assert frontend.summary in (caught.value.fix or "")
 
 
+def test_an_empty_source_is_not_the_current_folder(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(places)
+    with pytest.raises(InputError, match="the source is empty"):
+        open_source("")
+
+
 def test_a_preset_without_its_prefix_is_pointed_out() -> None:
     with pytest.raises(InputError, match="but a preset") as caught:
         open_source("gpt2")

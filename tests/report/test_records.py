@@ -249,6 +249,9 @@ def test_a_later_minor_version_reads_and_a_later_major_does_not(tmp_path: Path) 
     data["schema_version"] = "2.0"
     with pytest.raises(InputError, match=r"2\.0 is later than"):
         read_record(_file(tmp_path, "b.json", data), ResultsRecord)
+    with pytest.raises(InputError, match=r"2\.0 is later than") as caught:
+        read_results([tmp_path / "b.json"])
+    assert caught.value.fix == "upgrade mha-export"
 
 
 OUT_OF_ORDER = {"p10": 2, "p50": 1, "p90": 3, "p99": 4, "n": 1, "warmup": 0, "timer": "t"}

@@ -188,15 +188,20 @@ def read_results(paths: Iterable[Path | str]) -> Loaded:
     """
     good: list[tuple[Path, ResultsRecord]] = []
     damaged: list[Damaged] = []
+    fixes: set[str | None] = set()
     for path in map(Path, paths):
         try:
             good += [(path, _with_neighbour(path, run)) for run in _runs(path)]
         except InputError as error:
             what = error.what if str(path) in error.what else f"{path}: {error.what}"
             damaged.append(Damaged(path=path, reason=what))
+            fixes.add(error.fix)
     if not good:
         listed = "; ".join(f"{d.reason}" for d in damaged) or "no file was given"
-        raise InputError(f"no results file can be used: {listed}", fix="run `mha-export run` again")
+        fix = fixes.pop() if len(fixes) == 1 else None
+        raise InputError(
+            f"no results file can be used: {listed}", fix=fix or "run `mha-export run` again"
+        )
     return Loaded(results=tuple(good), damaged=tuple(damaged))
 
 
