@@ -18,16 +18,9 @@ _IR_DTYPES = {
     DType.BF16: ir.DataType.BFLOAT16,
     DType.FP64: ir.DataType.DOUBLE,
 }
-_NUMPY_DTYPES: dict[DType, np.dtype] = {
-    DType.FP32: np.dtype(np.float32),
-    DType.FP16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.FP64: np.dtype(np.float64),
-}
-
 _LOWEST = {
-    dtype: float(ml_dtypes.finfo(array).min)  # type: ignore[no-untyped-call]
-    for dtype, array in _NUMPY_DTYPES.items()
+    dtype: float(ml_dtypes.finfo(onnx.numpy()).min)  # type: ignore[no-untyped-call]
+    for dtype, onnx in _IR_DTYPES.items()
 }
 
 LENGTH_AXIS = {Layout.BSM: 1, Layout.BSHD: 1, Layout.BHSD: 2}
@@ -40,7 +33,7 @@ def ir_dtype(dtype: DType) -> ir.DataType:
 
 def numpy_dtype(dtype: DType) -> np.dtype:
     """The numpy element type of a spec's dtype (bfloat16 from ``ml_dtypes``)."""
-    return _NUMPY_DTYPES[dtype]
+    return _IR_DTYPES[dtype].numpy()
 
 
 def lowest(dtype: DType) -> float:
@@ -55,7 +48,7 @@ def ints(scope: Scope, *values: int) -> ir.Value:
 
 def floating(scope: Scope, value: float | Sequence[float], dtype: DType) -> ir.Value:
     """A scalar or 1-D constant of the dtype."""
-    return scope.constant(np.array(value, dtype=_NUMPY_DTYPES[dtype]), hint="const")
+    return scope.constant(np.array(value, dtype=numpy_dtype(dtype)), hint="const")
 
 
 def unsqueeze(scope: Scope, value: ir.Value, *axes: int) -> ir.Value:
