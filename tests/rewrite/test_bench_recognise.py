@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture(scope="module")
 def show() -> Any:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import _recognise_show
-    finally:
-        sys.path.pop(0)
+    import _recognise_show
+
     return _recognise_show
 
 
