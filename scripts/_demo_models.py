@@ -1,4 +1,7 @@
-"""Put the demo's models where it can read them: ``_demo_models.py FOLDER``."""
+"""Put models where the demo and the speed table read them: ``_demo_models.py FOLDER [NAME ...]``.
+
+Without names, the two of the demo; ``llama-8-layers`` has the shape of a small real one.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,10 @@ def minilm(folder: Path) -> None:
         shutil.copytree(source, folder)
 
 
-def llama(folder: Path) -> None:
+def tiny_llama(folder: Path) -> None:
     """A Llama-shaped decoder: 4 layers, 8 query heads over 2 key/value heads of 32, rotary."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    _llama(
+        folder,
         vocab_size=2048,
         hidden_size=256,
         intermediate_size=704,
@@ -42,8 +40,31 @@ def llama(folder: Path) -> None:
         max_position_embeddings=2048,
         initializer_range=0.08,
     )
+
+
+def small_llama(folder: Path) -> None:
+    """151 million parameters: 8 layers, 16 query heads over 4 of 64, a vocabulary of 32,000."""
+    _llama(
+        folder,
+        vocab_size=32_000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+    )
+
+
+def _llama(folder: Path, **sizes: float) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
     _remove(folder)
-    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**sizes)).eval().save_pretrained(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -53,8 +74,16 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+MAKERS = {
+    "all-MiniLM-L6-v2": minilm,
+    "tiny-llama-gqa": tiny_llama,
+    "llama-8-layers": small_llama,
+}
+DEMO = ("all-MiniLM-L6-v2", "tiny-llama-gqa")
+
+
 if __name__ == "__main__":
     models = Path(sys.argv[1])
     models.mkdir(parents=True, exist_ok=True)
-    minilm(models / "all-MiniLM-L6-v2")
-    llama(models / "tiny-llama-gqa")
+    for name in sys.argv[2:] or DEMO:
+        MAKERS[name](models / name)

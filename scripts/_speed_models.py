@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,15 @@ import onnx_ir as ir
 
 if TYPE_CHECKING:
     from _speed_work import Candidate, Work
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """``read``: the prompt, into an empty cache. ``steps``: every new token; the last's logits."""
+
+    read: Callable[[], None]
+    steps: Callable[[], np.ndarray]
+
 
 VARIANTS = {"raw": "original", "peer": "original", "fused": "original"}
 """Which file of an export a family runs; another is the target's own."""
@@ -26,20 +36,45 @@ def is_decoder(folder: Path) -> bool:
 def model_file(work: Work, candidate: Candidate) -> Path | str:
     """The graph that ``candidate`` runs, or why there is none.
 
-    It is exported beside the model's folder the first time, and found there from then on.
+    It is exported beside the model's folder the first time, and found there from then on. Of a
+    decoder that generates it is the prompt's graph; :func:`step_file` is that of the steps.
     """
-    from mha_export.jobs import SourceSettings, export_model
+    from mha_export.errors import InputError
+    from mha_export.jobs import ExportSettings, SourceSettings, export_model
 
     target = candidate.runtime.partition(":")[0]
-    out = Path(work.model).parent / f"{Path(work.model).name}-{target}"
+    generates = work.kind == "generate"
+    said = [candidate.form, candidate.cache if generates else "", candidate.weights]
+    parts = [Path(work.model).name, target, *(part for part in said if part not in ("", "keep"))]
+    out = Path(work.model).parent / "-".join(parts)
     if not out.exists():
-        task = "text-generation" if is_decoder(Path(work.model)) else "feature-extraction"
-        made = export_model(
-            work.model, targets=[target], out=out, source_settings=SourceSettings(task=task)
+        settings = ExportSettings(
+            form=candidate.form or None,
+            weights=candidate.weights,
+            cache=candidate.cache if generates else "keep",
+            split="prefill-decode" if generates else "none",
         )
+        task = "text-generation" if is_decoder(Path(work.model)) else "feature-extraction"
+        try:
+            made = export_model(
+                work.model,
+                targets=[target],
+                out=out,
+                source_settings=SourceSettings(task=task),
+                settings=settings,
+            )
+        except InputError as error:
+            return str(error)
         if not made.ok:
             return "; ".join(made.notices)
-    return out / f"{VARIANTS.get(candidate.family, target)}.onnx"
+    same = candidate.family == "fused" and candidate.form
+    return out / f"{target if same else VARIANTS.get(candidate.family, target)}.onnx"
+
+
+def step_file(file: Path) -> Path:
+    """The graph of single tokens beside the prompt's; one graph may be both."""
+    step = file.with_name(f"{file.stem}.decode.onnx")
+    return step if step.exists() else file
 
 
 def token_arrays(work: Work, file: Path | None, seed: int) -> dict[str, np.ndarray]:
@@ -67,3 +102,53 @@ def torch_model(work: Work, arrays: dict[str, Any]) -> Callable[[], Any]:
     model = kind.from_pretrained(folder).eval()
     options = {"use_cache": False} if is_decoder(folder) else {}
     return lambda: model(**arrays, **options)[0]
+
+
+def prompt_and_new(work: Work, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the prompt and of the steps after it, ids [1, n]: the same for everyone."""
+    ids = np.random.default_rng(seed + 1).integers(5, 1000, (1, work.length + work.new))
+    return ids[:, : work.length], ids[:, work.length :]
+
+
+def session_decoder(work: Work, file: Path, options: Any, seed: int) -> Decoder:
+    """Prompt and steps of an exported decoder."""
+    from mha_export.decode import DecodeSession
+
+    session = DecodeSession(
+        file, step_model=step_file(file), max_length=work.length + work.new, options=options
+    )
+    prompt, new = prompt_and_new(work, seed)
+
+    def read() -> None:
+        session.reset()
+        session.prefill(prompt)
+
+    def steps() -> np.ndarray:
+        for token in new.T:
+            logits = session.step(token)
+        return logits
+
+    return Decoder(read=read, steps=steps)
+
+
+def torch_decoder(work: Work, seed: int) -> Decoder:
+    """Prompt and steps of the model itself, with the cache it comes with."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(work.model).eval()
+    prompt, new = (torch.from_numpy(ids) for ids in prompt_and_new(work, seed))
+    held: list[Any] = []
+
+    def read() -> None:
+        with torch.inference_mode():
+            held[:] = [model(prompt, use_cache=True, logits_to_keep=1).past_key_values]
+
+    def steps() -> np.ndarray:
+        with torch.inference_mode():
+            for token in new.T:
+                made = model(token[:, None], past_key_values=held[0], use_cache=True)
+        logits: np.ndarray = made.logits[:, -1].numpy()
+        return logits
+
+    return Decoder(read=read, steps=steps)

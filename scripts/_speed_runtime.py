@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _speed_models import token_arrays, torch_model
+from _speed_models import Decoder, session_decoder, token_arrays, torch_decoder, torch_model
 from _speed_work import Plan
 
 from mha_export.forms._weights import random_weights
@@ -73,6 +73,25 @@ def _stepped(step: Step, output: Callable[[], np.ndarray]) -> Loaded:
     return Loaded(times=times, output=one)
 
 
+def _steps(decoder: Decoder) -> Loaded:
+    """The steps of a decoder are what is timed; the prompt before them is read anew each time."""
+
+    def times(repeats: int, warmup: int) -> list[float]:
+        found = []
+        for _ in range(warmup + repeats):
+            decoder.read()
+            started = time.perf_counter()
+            decoder.steps()
+            found.append((time.perf_counter() - started) * 1e3)
+        return found[warmup:]
+
+    def output() -> np.ndarray:
+        decoder.read()
+        return decoder.steps()
+
+    return Loaded(times=times, output=output)
+
+
 def _ready(plan: Plan) -> Loaded:
     key = (plan.work.name, plan.candidate.name)
     if key not in _loaded:
@@ -115,9 +134,12 @@ def _on_ort(plan: Plan) -> Loaded:
     """Inputs and outputs bound once; a cache in place is bound as both."""
     import onnxruntime as ort
 
-    from mha_export.targets._ort import SessionSetup, open_session
+    from mha_export.targets._ort import SessionSetup, open_session, session_options
 
     assert plan.file is not None
+    if plan.work.kind == "generate":
+        options = session_options(ort, SessionSetup(threads=plan.threads))
+        return _steps(session_decoder(plan.work, plan.file, options, plan.seed))
     session = open_session(str(plan.file), SessionSetup(threads=plan.threads))
     wanted = {value.name for value in session.get_inputs()}
     values = {
@@ -178,6 +200,8 @@ def _on_torch(plan: Plan) -> Loaded:
     import torch
 
     torch.set_num_threads(plan.threads)
+    if plan.work.kind == "generate":
+        return _steps(torch_decoder(plan.work, plan.seed))
     arrays = {name: torch.from_numpy(array) for name, array in arrays_of(plan).items()}
     if plan.work.kind == "model":
         run = torch_model(plan.work, arrays)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from _speed_work import WHOLE
+
+from mha_export.report.records import write_text
+
 Cell = dict[str, Any]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 FAMILIES = ("raw", "peer", "fused", "ours", "torch")
@@ -16,7 +20,7 @@ def summary(cell: Cell) -> list[str]:
     ours = best.get("ours")
     if ours is None:
         return []
-    if cell["work"]["kind"] == "model":
+    if cell["work"]["kind"] in WHOLE:
         return [f"tokens per second: {tokens_per_second(cell)}"]
     parts = [
         f"{_ratio(ours, other):.2f} of {other['name']}"
@@ -28,7 +32,7 @@ def summary(cell: Cell) -> list[str]:
 
 def tokens_per_second(cell: Cell) -> str:
     """Of a whole model: everyone's."""
-    tokens = cell["work"]["length"] * cell["work"]["batch"]
+    tokens = (cell["work"].get("new") or cell["work"]["length"]) * cell["work"]["batch"]
     timed = [row for row in cell["candidates"] if row.get("latency_ms")]
     return ", ".join(f"{row['name']} {1e3 * tokens / _p50(row):.0f}" for row in timed)
 
@@ -51,7 +55,7 @@ def write_markdown(record: dict[str, Any], file: Path) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     body = "\n".join([_machine(record), "", *_overview(record), "", *_details(record)])
-    file.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}", encoding="utf-8")
+    write_text(file, f"{before}{BEGIN}\n{body}\n{END}{after}")
 
 
 def _machine(record: dict[str, Any]) -> str:
@@ -106,7 +110,7 @@ def _details(record: dict[str, Any]) -> list[str]:
                 f"| {row['name']} | {latency['p50']:.2f} | {latency['p10']:.2f} | "
                 f"{latency['p90']:.2f} | {of_raw} | {interval} | {row['peak_rss_mb'] or 0:.0f} |"
             )
-        if cell["work"]["kind"] == "model":
+        if cell["work"]["kind"] in WHOLE:
             lines += ["", f"Tokens per second: {tokens_per_second(cell)}."]
         lines.append("")
     return lines

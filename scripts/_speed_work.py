@@ -23,6 +23,9 @@ from mha_export.spec import (
 LEAST_ROWS = 16
 """Queries that a tile should have."""
 
+WHOLE = ("model", "generate")
+"""Kinds of work that a whole model does."""
+
 RAW = "raw"
 """The baseline: decomposed, key/value heads repeated, as exporters write it."""
 
@@ -33,8 +36,10 @@ class Work:
 
     Attributes:
         kind: ``encoder`` and ``prefill``, one layer with its projections (causal in the second),
-            ``decode``, one token without them, or ``model``, all of a Hugging Face folder.
+            ``decode``, one token without them, ``model``, all of a Hugging Face folder once, or
+            ``generate``, its single-token steps after a prompt, with a cache.
         length: tokens of the prompt; or keys a decode step sees, the new one included.
+        new: steps of ``generate``; what is timed is all of them, without the prompt.
         window: tokens a query sees, itself included; 0 for all.
         model: the folder.
     """
@@ -47,9 +52,12 @@ class Work:
     window: int = 0
     batch: int = 1
     model: str = ""
+    new: int = 0
 
     @property
     def name(self) -> str:
+        if self.kind == "generate":
+            return f"{Path(self.model).name}, {self.new} tokens after {self.length}"
         if self.kind == "model":
             return f"{Path(self.model).name}, {self.length} tokens"
         window = f" window {self.window}" if self.window else ""
@@ -99,6 +107,7 @@ class Candidate:
         family: ``raw``, ``peer`` (the raw graph as another tool rewrites it), ``fused`` (one op of
             a vendor), ``ours``, ``torch``, or ``floor``, whose output is not attention.
         peer: which tool rewrites the raw graph.
+        weights: of the linear layers of a whole model; see ``export --weights``.
         cache: how decode grows its cache. in_place: past and present are one buffer.
     """
 
@@ -111,6 +120,7 @@ class Candidate:
     cache: str = "concat"
     dynamic: bool = False
     peer: str = ""
+    weights: str = "keep"
 
     @property
     def in_place(self) -> bool:
@@ -134,6 +144,8 @@ def candidates(work: Work, *, tiles: list[int], bf16: bool) -> list[Candidate]:
         return _decoders()
     if work.kind == "model":
         return _models()
+    if work.kind == "generate":
+        return _generators()
     found = [
         Candidate(name=RAW, runtime="cpu", family="raw", form="primitive"),
         *_peers(),
@@ -163,10 +175,40 @@ def _models() -> list[Candidate]:
         Candidate(name=RAW, runtime="cpu", family="raw"),
         *(replace(peer, form="") for peer in _peers()),
         Candidate(name="ours, default", runtime="cpu", family="ours"),
+        *_quantised(),
         Candidate(name="torch", runtime="torch", family="torch"),
         Candidate(name="torch, compiled", runtime="torch:compile", family="torch"),
         Candidate(name="openvino, as exported", runtime="openvino", family="fused"),
         Candidate(name="openvino, ours", runtime="openvino", family="ours"),
+    ]
+
+
+def _quantised(cache: str = "keep") -> list[Candidate]:
+    """Ours with weights as the runtime's quantiser makes them: another model, another family."""
+    return [
+        Candidate(
+            name=f"ours, {kind}", runtime="cpu", family="quantised", weights=kind, cache=cache
+        )
+        for kind in ("int8", "int4")
+    ]
+
+
+def _generators() -> list[Candidate]:
+    """A decoder with a cache, stepped by ``DecodeSession``; torch by its own growing cache."""
+    return [
+        Candidate(name=RAW, runtime="cpu", family="raw"),
+        Candidate(name="ort-gqa, concat", runtime="cpu", family="fused", form="ort-gqa"),
+        Candidate(
+            name="ort-gqa, one buffer",
+            runtime="cpu",
+            family="fused",
+            form="ort-gqa",
+            cache="static",
+        ),
+        Candidate(name="ours, concat", runtime="cpu", family="ours"),
+        Candidate(name="ours, in place", runtime="cpu", family="ours", cache="static"),
+        *_quantised("static"),
+        Candidate(name="torch", runtime="torch", family="torch"),
     ]
 
 
@@ -190,8 +232,9 @@ def _tiled(work: Work, runtime: str, tiles: list[int]) -> list[Candidate]:
     finest = 2 * most if 2 * most * LEAST_ROWS <= work.length else most
     found = [one("", n, 17) for n in fitting]
     found += [one(", an op a tile", n, 23, product="attention") for n in {*fitting, finest}]
+    if work.kind == "prefill":
+        found += [one(", whole-tile mask", n, 17, mask="tile") for n in {*fitting, finest}]
     if runtime == "cpu" and work.kind == "prefill":
-        found.append(one(", whole-tile mask", fitting[0], 17, mask="tile"))
         found.append(one(", dynamic", most, 17, dynamic=True))
         found.append(one(", an op a tile, dynamic", most, 23, dynamic=True, product="attention"))
     return found
@@ -262,7 +305,7 @@ def _decoders() -> list[Candidate]:
 def plan(work: Work, candidate: Candidate, folder: Path, *, threads: int, seed: int) -> Plan | str:
     """The candidate's graph on disk, or why its form cannot state the work."""
     file = None
-    if work.kind == "model" and candidate.family != "torch":
+    if work.kind in WHOLE and candidate.family != "torch":
         made = model_file(work, candidate)
         if isinstance(made, str):
             return made
@@ -271,7 +314,7 @@ def plan(work: Work, candidate: Candidate, folder: Path, *, threads: int, seed: 
             file = made.with_name(f"{candidate.peer}.onnx")
             shutil.copy(made, file)
             _rewrite(file, candidate.peer, work)
-    if candidate.form:
+    elif candidate.form:
         form, params = (
             form_named(candidate.form),
             FormParams(opset=candidate.opset, options=candidate.options),
@@ -329,10 +372,11 @@ def works(
     encoder: list[int],
     batches: list[int],
     models: list[tuple[str, int]],
+    generate: list[tuple[str, int, int]],
 ) -> list[Work]:
     """One piece of work a length; ``window``: its width and the length of its prompt.
 
-    ``models``: folders, each with a number of tokens.
+    ``models``: folders, each with a number of tokens; ``generate``: with a prompt's and with steps.
     """
     fields = {
         kind: dict(zip(("q_heads", "kv_heads", "head_dim"), sizes, strict=True))
@@ -348,4 +392,7 @@ def works(
         width, length = window
         found.append(Work(kind="prefill", length=length, window=width, **fields["prefill"]))
     found += [Work(kind="decode", length=n, **fields["decode"]) for n in decode]
-    return found + [Work(kind="model", model=model, length=n) for model, n in models]
+    found += [Work(kind="model", model=model, length=n) for model, n in models]
+    return found + [
+        Work(kind="generate", model=model, length=n, new=new) for model, n, new in generate
+    ]
