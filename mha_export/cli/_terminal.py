@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     import click
 
     from mha_export.jobs import JobResult, Progress
+
+SILENT_SECONDS = 10.0
+"""The longest that a log goes without a line while steps are told."""
 
 STATUS_STYLE = {
     "pass": "green",
@@ -107,22 +111,35 @@ def progress_shown() -> Iterator[Progress]:
     """Yield the callable that jobs report their steps to."""
     if sys.stderr.isatty():
         from rich.console import Console
+        from rich.markup import escape
 
         console = Console(stderr=True)
         with console.status("starting") as status:
-            yield lambda step: status.update(step)
+            yield lambda step: status.update(escape(step))
     else:
         yield _PlainProgress()
 
 
 class _PlainProgress:
-    """One line a step; steps that differ only after a colon (probe 3 of 200: ...) share one."""
+    """One line a step; steps that differ only after ``": "`` (``parity on cpu: input 3 of 13``)
+    share one, and get another after every ten seconds, so that a log shows how far long work is.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds from any point on.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._last = ""
+        self._said = 0.0
 
     def __call__(self, step: str) -> None:
-        what = step.partition(":")[0]
+        what = step.partition(": ")[0]
+        now = self._clock()
         if what != self._last:
-            print_notice(f"... {what if ': ' in step else step}")
-            self._last = what
+            print_notice(f"... {what}")
+        elif now - self._said >= SILENT_SECONDS and step != what:
+            print_notice(f"... {step}")
+        else:
+            return
+        self._last, self._said = what, now

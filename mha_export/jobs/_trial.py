@@ -14,6 +14,7 @@ import numpy as np
 
 from mha_export.jobs._budget import Budget
 from mha_export.jobs._located import in_words, located
+from mha_export.jobs._progress import Progress
 from mha_export.jobs._subject import Candidate, Subject
 from mha_export.measure.failures import keep_failures, replay_of
 from mha_export.measure.parity import check_parity, reason_of, status_of
@@ -94,13 +95,19 @@ class Trial:
         expected: Sequence[Expected],
         keep_in: Path | None,
         budget: Budget,
+        progress: Progress,
     ) -> ResultRecord:
         """Run the battery, judge it, and say where the nodes ran."""
         parity = check_parity(
-            reference, expected, self._run, time_is_up=lambda: budget.turn_is_over
+            reference,
+            expected,
+            self._run,
+            time_is_up=lambda: budget.turn_is_over,
+            progress=lambda done, total: progress(f"input {done + 1} of {total}"),
         )
         status: ResultStatus = status_of(parity)
         if status in ("fail", "error") and keep_in is not None:
+            progress("the smallest input that fails")
             parity = keep_failures(
                 parity,
                 model=self.subject.original,
@@ -117,6 +124,7 @@ class Trial:
             left_out = f"judged on {judged} of {wanted} inputs: {budget.words}"
             reason = f"{reason}; {left_out}" if reason else left_out
         if status == "fail":
+            progress("the attention that differs")
             parity = located(parity, self.subject, self.candidate, expected)
             reason = f"{reason}; {in_words(parity)}"
         record = self.record(status=status, reason=reason, parity=parity, replay=replay_of(parity))

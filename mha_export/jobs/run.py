@@ -24,7 +24,7 @@ from mha_export.measure.model_inputs import (
     model_cases,
     ordinary_inputs,
 )
-from mha_export.measure.reference_run import Expected, ModelReference
+from mha_export.measure.reference_run import ModelReference
 from mha_export.measure.roofline import Ceilings, Work, ceilings_of, rates, work_of
 from mha_export.report.records import ResultRecord, ResultsRecord
 
@@ -77,7 +77,7 @@ def run_models(
     )
     if file.resumed:
         done = len(groups) - len(file.unfinished)
-        progress(f"going on with {output}: {done} of {len(groups)} targets are done")
+        progress(f"going on with {output}, where {done} of {len(groups)} targets are done")
     keep_in = None if output is None else Path(output).with_suffix(".failing")
     runner = _Runner(subject, settings, keep_in, progress)
     waiting = {name: groups[name] for name in file.unfinished}
@@ -171,11 +171,7 @@ class _Runner:
         if not trials:
             return []
         cases, timed = self._inputs(workload)
-        judged = []
-        for trial in trials:
-            self._progress(f"parity on {trial.candidate.name}")
-            reference, expected = self._expected(trial.candidate.request.precision, cases)
-            judged.append(trial.judge(reference, expected, self._keep_in, self.budget))
+        judged = [self._judged(trial, cases) for trial in trials]
         if self.budget.used_up:
             return [self._not_timed(record, timed) for record in judged]
         sound = [trial for trial, record in zip(trials, judged, strict=True) if _runs(record)]
@@ -185,6 +181,23 @@ class _Runner:
             self._measured(record, trial, timings.get(trial.candidate.name), timed, work)
             for record, trial in zip(judged, trials, strict=True)
         ]
+
+    def _judged(self, trial: Trial, cases: Sequence[ModelCase]) -> ResultRecord:
+        step = f"parity on {trial.candidate.name}"
+        reference = self._reference(trial.candidate.request.precision)
+        expected = reference.expected_battery(
+            cases,
+            progress=lambda done, total: self._progress(
+                f"{step}: the exact answer to input {done + 1} of {total}"
+            ),
+        )
+        return trial.judge(
+            reference,
+            expected,
+            self._keep_in,
+            self.budget,
+            lambda words: self._progress(f"{step}: {words}"),
+        )
 
     def _not_timed(self, record: ResultRecord, timed: ModelCase) -> ResultRecord:
         record = dataclasses.replace(record, workload=dict(timed.dims))
@@ -231,12 +244,6 @@ class _Runner:
             )
         return self._references[precision]
 
-    def _expected(
-        self, precision: str | None, cases: tuple[ModelCase, ...]
-    ) -> tuple[ModelReference, tuple[Expected, ...]]:
-        reference = self._reference(precision)
-        return reference, reference.expected_battery(cases)
-
     def _timings(
         self, trials: Sequence[Trial], baselines: Mapping[str, Trial], timed: ModelCase
     ) -> dict[str, Timing]:
@@ -247,20 +254,36 @@ class _Runner:
             most_s=self.budget.for_timing(1),
         )
         if not baselines:
-            self._progress(f"timing {', '.join(trial.candidate.name for trial in trials)}")
-            return measure_latency([_contender(t, timed) for t in trials], settings=settings)
+            step = f"timing {', '.join(trial.candidate.name for trial in trials)}"
+            return self._timed([_contender(t, timed) for t in trials], settings, step)
         timings: dict[str, Timing] = {}
         for done, trial in enumerate(trials):
             share = self.budget.for_timing(len(trials) - done)
             settings = dataclasses.replace(settings, most_s=share)
-            self._progress(f"timing {trial.candidate.name} against the unmodified model")
+            step = f"timing {trial.candidate.name} against the unmodified model"
             contenders = [_contender(trial, timed)]
             base = baselines.get(trial.candidate.request.name)
             if base is not None:
                 contenders.append(_contender(base, timed, name=RAW))
-            name = None if base is None else RAW
-            timings.update(measure_latency(contenders, baseline=name, settings=settings))
+            timings.update(self._timed(contenders, settings, step, against=base))
         return timings
+
+    def _timed(
+        self,
+        contenders: Sequence[Contender],
+        settings: LatencySettings,
+        step: str,
+        against: Trial | None = None,
+    ) -> dict[str, Timing]:
+        self._progress(f"{step}: warming up")
+        return measure_latency(
+            contenders,
+            baseline=None if against is None else RAW,
+            settings=settings,
+            progress=lambda done, least: self._progress(
+                f"{step}: round {done + 1}, at least {least}"
+            ),
+        )
 
     def _measured(
         self,

@@ -182,6 +182,7 @@ def measure_latency(
     baseline: str | None = None,
     settings: LatencySettings | None = None,
     pace: Callable[[], float] | None = None,
+    progress: Callable[[int, int], None] = lambda done, least: None,
 ) -> dict[str, Timing]:
     """Time every contender, interleaved.
 
@@ -190,6 +191,7 @@ def measure_latency(
         baseline: name of the contender that ratios refer to; it gets none itself.
         settings: how long.
         pace: gives the time of a fixed piece of work, once a round; default: ``Pace``.
+        progress: told before every round how many are done, and how many there are at least.
 
     Returns:
         By name. One that fails on the way is a ``problem``; the others go on.
@@ -207,10 +209,10 @@ def measure_latency(
     for contender in turns.values():
         contender.warm_up()
     if pace is not None:
-        counted = _take_turns(turns, baseline, settings, pace, ends)
+        counted = _take_turns(turns, baseline, settings, pace, ends, progress)
     else:
         with Pace() as own_pace:
-            counted = _take_turns(turns, baseline, settings, own_pace, ends)
+            counted = _take_turns(turns, baseline, settings, own_pace, ends, progress)
     return {name: _timing(turns, name, baseline, settings, counted) for name in turns}
 
 
@@ -240,6 +242,7 @@ def _take_turns(
     settings: LatencySettings,
     pace: Callable[[], float],
     ends: float,
+    progress: Callable[[int, int], None],
 ) -> _Counted:
     """All rounds; returns which of them count: where few would, nothing can be told, and all do."""
     order = np.random.default_rng(settings.seed)
@@ -264,6 +267,7 @@ def _take_turns(
                 since = 0
                 for name in names:
                     turns[name].load_anew()
+            progress(len(paces), least)
             paces.append(pace())
             for index in order.permutation(len(names)):
                 turns[names[index]].turn()

@@ -43,6 +43,7 @@ def check_parity(
     run: Run,
     *,
     time_is_up: Callable[[], bool] = lambda: False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ParityRecord:
     """Run a candidate on every case and judge it.
 
@@ -53,15 +54,18 @@ def check_parity(
         expected: the cases.
         run: the candidate.
         time_is_up: asked before every case but the first three; True: the others are left out.
+        progress: told before every case how many are done, and how many there are.
 
     Errors:
         InputError: no case can be judged: the original runs on none of them.
     """
     listed = list(expected)
     records: list[CaseRecord] = []
-    for item in (item for item in listed if item.problem is None):
+    sound = [item for item in listed if item.problem is None]
+    for item in sound:
         if len(records) >= FEWEST_CASES and time_is_up():
             break
+        progress(len(records), len(sound))
         records.append(judge_case(item, run))
     if not records:
         problems = "; ".join(f"{e.case.name}: {e.problem}" for e in listed[:2]) or "no case"

@@ -142,11 +142,24 @@ class ModelReference:
             return False
         return True
 
-    def expected_battery(self, cases: Sequence[ModelCase]) -> tuple[Expected, ...]:
-        """Every case; where the original runs on none, one at a size it may have been traced at."""
-        found = tuple(self.expected(case) for case in cases)
+    def expected_battery(
+        self,
+        cases: Sequence[ModelCase],
+        *,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> tuple[Expected, ...]:
+        """Every case; where the original runs on none, one at a size it may have been traced at.
+
+        Args:
+            cases: what to run the original on.
+            progress: told before every case how many are done, and how many there are.
+        """
+        found: list[Expected] = []
+        for case in cases:
+            progress(len(found), len(cases))
+            found.append(self.expected(case))
         if any(item.problem is None for item in found):
-            return found
+            return tuple(found)
         for case in cases_at_traced_sizes(self._model):
             item = self.expected(case)
             if item.problem is None:

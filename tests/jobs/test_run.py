@@ -41,11 +41,18 @@ def test_every_variant_of_a_folder_passes_with_its_placement(
         assert len(row["parity"]["by_case"]) >= 2
 
 
-def test_a_bare_model_is_its_own_original(encoder: Path) -> None:
-    result = run_models(encoder, targets=["cpu"], settings=QUICK)
+def test_a_bare_model_is_its_own_original_and_every_step_is_counted(encoder: Path) -> None:
+    steps: list[str] = []
+    result = run_models(encoder, targets=["cpu"], settings=QUICK, progress=steps.append)
     (row,) = result.document["results"]
     assert row["status"] == "pass"
     assert row["variant"] == "original"
+    cases = len(row["parity"]["by_case"])
+    for words in ("the exact answer to input", "input"):
+        step = f"parity on cpu (original): {words} "
+        told = [each for each in steps if each.startswith(step)]
+        assert told == [f"{step}{number} of {cases}" for number in range(1, cases + 1)]
+    assert "timing cpu (original): round 1, at least 9" in steps
 
 
 def test_two_sizes_are_two_results(encoder: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_goes_on_without_what_is_finished(
         progress=steps.append,
     )
     assert result.exit_code == 0
-    assert steps[0] == f"going on with {output}: 1 of 2 targets are done"
+    assert steps[0] == f"going on with {output}, where 1 of 2 targets are done"
     assert "building for reference" in steps
     assert not [step for step in steps if "cpu" in step]
     document = json.loads(output.read_text())
