@@ -15,9 +15,17 @@ from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, form_named
 from mha_export.frontends import LoadedModel, open_source
 from mha_export.jobs._caching import Caching
-from mha_export.jobs._defaults import faster_options, preferred_forms
+from mha_export.jobs._defaults import faster_options, least_opset, preferred_forms
 from mha_export.jobs._loading import LoadCheck, load_check
-from mha_export.jobs._phases import Graph, check_split, forms_for, phases, plan_names, stem
+from mha_export.jobs._phases import (
+    PREFERRED,
+    Graph,
+    check_split,
+    forms_for,
+    phases,
+    plan_names,
+    stem,
+)
 from mha_export.jobs._plan import ANY_SITE, Plan, read_plan
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import FAILED, OK, JobResult
@@ -272,7 +280,11 @@ class _Exporter:
     def _opset_for(self, destination: _Destination) -> int:
         if self._source.opset is not None:
             return self._source.opset
-        needed = max((form_named(name).min_opset for name in destination.forms[:1]), default=1)
+        # The target's own first form decides, whatever one of two graphs would rather have.
+        own = [name for name in destination.forms if name not in PREFERRED[destination.graph]]
+        first = form_named((own or destination.forms)[0]).min_opset
+        specs = [site.spec for site in self.recognition_at(None).sites]
+        needed = max(first, least_opset(destination.name, specs))
         return max(self._own_opset, min(needed, destination.max_opset))
 
     def _choose(self, destination: _Destination, site: Site, opset: int) -> Choice | Keep:

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from mha_export.jobs import SourceSettings, build_graph, export_model
-from mha_export.jobs._defaults import faster_options, preferred_forms
-from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, MaskSpec
+from mha_export.jobs._defaults import faster_options, least_opset, preferred_forms
+from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, EmptyRow, MaskSpec
 
 ORDER = ("onnx", "primitive")
 CAUSAL = MaskSpec(causal=CausalAlignment.TOP_LEFT)
+PADDED = MaskSpec(padding=True, empty_row=EmptyRow.ZERO)
+BIASED = MaskSpec(bias=(1, 2048))
 STEP = {"q_len": 1, "kv_len": "t", "cache": CacheSpec(growth="concat")}
 
 
@@ -22,6 +24,12 @@ STEP = {"q_len": 1, "kv_len": "t", "cache": CacheSpec(growth="concat")}
         ("openvino", {"q_len": 2048, "kv_len": 2048, "mask": CAUSAL}, "tiled"),
         ("cpu", {"q_len": 512, "kv_len": 512, "mask": CAUSAL}, "onnx"),
         ("cpu", {"q_len": 2048, "kv_len": 2048}, "onnx"),
+        ("cpu", {"q_len": 2048, "kv_len": 2048, "kv_heads": 4}, "ort-mha"),
+        ("cpu", {"q_len": 512, "kv_len": 512, "kv_heads": 4}, "onnx"),
+        ("cpu", {"q_len": 2048, "kv_len": "t", "kv_heads": 4}, "onnx"),
+        ("cpu", {"q_len": 2048, "kv_len": 2048, "kv_heads": 4, "mask": PADDED}, "onnx"),
+        ("cpu", {"q_len": 2048, "kv_len": 2048, "kv_heads": 4, "mask": BIASED}, "onnx"),
+        ("openvino", {"q_len": 2048, "kv_len": 2048, "kv_heads": 4}, "onnx"),
         ("cpu", {"q_len": "s", "kv_len": "s", "mask": CAUSAL}, "onnx"),
         ("cuda", {"q_len": 2048, "kv_len": 2048, "mask": CAUSAL}, "onnx"),
         ("cpu", STEP, "grouped"),
@@ -30,10 +38,33 @@ STEP = {"q_len": 1, "kv_len": "t", "cache": CacheSpec(growth="concat")}
     ],
 )
 def test_the_first_form(target: str, fields: dict[str, object], first: str) -> None:
-    spec = AttentionSpec(q_heads=4, kv_heads=2, head_dim=16, **fields)  # type: ignore[arg-type]
+    sizes = {"q_heads": 4, "kv_heads": 2, "head_dim": 16}
+    spec = AttentionSpec(**(sizes | fields))  # type: ignore[arg-type]
     order = preferred_forms(target, spec, ORDER)
     assert order[0] == first
     assert order[-2:] == ORDER
+
+
+@pytest.mark.parametrize(
+    ("target", "growth", "opset"),
+    [
+        ("cpu", None, 1),
+        ("cpu", "concat", 1),
+        ("cpu", "static", 24),
+        ("cpu", "shared_buffer", 24),
+        ("openvino", "static", 1),
+    ],
+)
+def test_the_opset_that_is_wanted(target: str, growth: str | None, opset: int) -> None:
+    cache = None if growth is None else CacheSpec(growth=growth, max_length=8)  # type: ignore[arg-type]
+    spec = AttentionSpec(
+        q_heads=4,
+        kv_heads=2,
+        head_dim=16,
+        cache=cache,
+        mask=MaskSpec(empty_row=EmptyRow.ZERO) if growth in ("static", "shared_buffer") else CAUSAL,
+    )
+    assert least_opset(target, [spec]) == opset
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return MASKED.saved(tmp_path_factory.mktemp("decoders") / "decoder.onnx")
 
 
-@pytest.mark.parametrize("cache", ["concat", "static"])
+@pytest.mark.parametrize(("cache", "opset"), [("concat", 23), ("static", 24)])
 def test_two_graphs_of_one_decoder_share_weights_and_cache(
-    decoder: Path, cache: str, tmp_path: Path
+    decoder: Path, cache: str, opset: int, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     document = _export(decoder, out, cache=cache, split="prefill-decode")
@@ -58,6 +58,9 @@ def test_two_graphs_of_one_decoder_share_weights_and_cache(
     }
     forms = {g: {s["form"] for s in v["sites"].values()} for g, v in graphs.items()}
     assert forms == {"prefill": {"tiled"}, "decode": {"grouped"}}
+    assert {v["opset"] for v in graphs.values()} == {opset}
+    in_place = [node.op_type for node in _ops(out / "cpu.decode.onnx")].count("TensorScatter")
+    assert in_place == (2 if cache == "static" else 0)
     assert document["cache"]["state"] == "added"  # type: ignore[index]
     assert document["cache"]["proof"]["status"] == "pass"  # type: ignore[index]
     assert [p.name for p in out.glob("*.bin")] == ["weights.bin"]
