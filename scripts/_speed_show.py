@@ -70,8 +70,8 @@ def _machine(record: dict[str, Any]) -> str:
 
 def _overview(record: dict[str, Any]) -> list[str]:
     lines = [
-        "| work | ours | ms | of raw | of the best fused op | of torch | on OpenVINO, of its own |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| work | ours | ms | of raw | of the best fused op | of torch | on OpenVINO | of its op |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for cell in record["cells"]:
         best = best_of(cell, runtimes=("cpu", "torch", "torch:compile"))
@@ -84,11 +84,12 @@ def _overview(record: dict[str, Any]) -> list[str]:
             for name in ("fused", "torch")
         ]
         raw = f"{_ratio(ours, best['raw']):.2f}" if "raw" in best else "not run"
+        other = f"{there['ours']['name']}: {_p50(there['ours']):.1f}" if "ours" in there else "-"
         both = "ours" in there and "fused" in there
-        other = f"{_ratio(there['ours'], there['fused']):.2f}" if both else "-"
+        of_own = f"{_ratio(there['ours'], there['fused']):.2f}" if both else "-"
         lines.append(
             f"| {cell['work']['name']} | {ours['name']} | {_p50(ours):.1f} | {raw} | "
-            f"{' | '.join(shares)} | {other} |"
+            f"{' | '.join(shares)} | {other.removeprefix('openvino ')} | {of_own} |"
         )
     return lines
 
@@ -96,7 +97,9 @@ def _overview(record: dict[str, Any]) -> list[str]:
 def _details(record: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for cell in record["cells"]:
-        lines += [f"### {cell['work']['name']}", ""]
+        timings = [row["latency_ms"] for row in cell["candidates"] if row.get("latency_ms")]
+        rounds = max((timing["rounds"] for timing in timings), default=0)
+        lines += [f"### {cell['work']['name']}", "", f"{rounds} rounds.", ""]
         lines += ["| candidate | ms | p10 | p90 | of raw | interval | peak MB |"]
         lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
         for row in cell["candidates"]:

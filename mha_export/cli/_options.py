@@ -49,7 +49,8 @@ weights_option = click.option(
     type=click.Choice(["keep", "int8", "int4", "int4-qdq"]),
     default="keep",
     show_default=True,
-    help="Weights of linear layers in 8 or 4 bits: MatMulNBits, or DequantizeLinear (qdq).",
+    help="Weights of linear layers in 8 or 4 bits: MatMulNBits, or DequantizeLinear (qdq). On ONNX "
+    "Runtime's CPU int4 is faster than float, int8 slower.",
 )
 require_fused_option = click.option(
     "--require-fused", is_flag=True, help="Every attention rewritten, else exit 1."
