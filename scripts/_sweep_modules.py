@@ -100,14 +100,9 @@ def padded(batch: int, length: int) -> Inputs:
     return {"x": drawn(batch, length, W), "mask": flags(batch, length)}
 
 
-def length_first(batch: int, length: int) -> Inputs:
-    return {"x": drawn(length, batch, W)}
-
-
 OPEN = {"x": {0: "b", 1: "s"}}
 PAIR = {"x": {0: "b", 1: "s"}, "m": {0: "b", 1: "t"}}
 PADDED = {"x": {0: "b", 1: "s"}, "mask": {0: "b", 1: "s"}}
-TURNED = {"x": {0: "s", 1: "b"}}
 
 
 class Head(nn.Module):

@@ -71,7 +71,7 @@ def export_program(program: Any, *, opset: int | None, what: str) -> ExportedGra
     import torch
 
     options = {} if opset is None else {"opset_version": opset}
-    with quiet() as said, _reported(what, "torch.onnx.export", said):
+    with quiet(), _reported(what, "torch.onnx.export"):
         translated = torch.onnx.export(program, dynamo=True, verbose=False, **options)
     return ExportedGraph(model=cleaned(translated.model), notes=())
 
@@ -88,7 +88,7 @@ def _dynamo(traceable: Traceable, opset: int | None, what: str) -> ExportedGraph
         shapes_of(axes, arg) for axes, arg in zip(traceable.input_axes, traceable.args, strict=True)
     )
     options = {} if opset is None else {"opset_version": opset}
-    with quiet() as said, _reported(what, "torch.export", said), _plain_attention():
+    with quiet(), _reported(what, "torch.export"), _plain_attention():
         program = torch.onnx.export(
             traceable.module,
             traceable.args,
@@ -114,7 +114,7 @@ def _legacy(traceable: Traceable, opset: int | None, what: str) -> ExportedGraph
     with (
         tempfile.TemporaryDirectory(prefix="mha-export-") as folder,
         quiet() as said,
-        _reported(what, "the tracing exporter", said),
+        _reported(what, "the tracing exporter"),
         _plain_attention(),
     ):
         file = Path(folder) / "traced.onnx"
@@ -187,7 +187,7 @@ def quiet() -> Iterator[_Said]:
 
 
 @contextlib.contextmanager
-def _reported(what: str, exporter: str, said: _Said) -> Iterator[None]:
+def _reported(what: str, exporter: str) -> Iterator[None]:
     """Turn whatever an exporter raises into one clear error."""
     try:
         yield

@@ -122,7 +122,7 @@ def prune_model(
         output,
         kind="prune",
         how=search.how,
-        layers=tuple(_layers(opened, pruned)),
+        layers=tuple(_layers(pruned)),
         heads_after=sum(layer.heads for layer in opened.heads.layers) - len(pruned.removed),
         loss=None if search.scorer is None else search.scorer.measure.name,
         quality_name=None if search.judge is None else search.judge.measure.quality_name,
@@ -369,7 +369,7 @@ def _folded(opened: Opened, plain: Pruned) -> Pruned:
     return without(opened.heads, plain.removed, means=means)
 
 
-def _layers(opened: Opened, pruned: Pruned) -> list[SurgeryLayerRecord]:
+def _layers(pruned: Pruned) -> list[SurgeryLayerRecord]:
     return [
         SurgeryLayerRecord(
             layer=layer.layer,

@@ -59,7 +59,7 @@ def pair_sites(a: Recognition, b: Recognition) -> tuple[tuple[Verdict | None, Ve
 
 
 def first_difference(
-    a: Recognition, b: Recognition, case: ModelCase, *, seed: int = 0
+    a: Recognition, b: Recognition, case: ModelCase
 ) -> tuple[DifferenceRecord | None, tuple[SitePairRecord, ...]]:
     """The first site and stage where ``b`` departs from ``a`` on ``case``, and every pair.
 

@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from mha_export.operands import RotaryTables
 from mha_export.recognise._lift import Stage
-from mha_export.recognise._scene import Scene
 from mha_export.recognise.fused._upstream import same_value
 from mha_export.spec import QkNormSpec, RotarySpec
 
@@ -23,7 +22,7 @@ class Common:
     norm: QkNormSpec | None = None
 
 
-def agree(query: Stage, key: Stage, scene: Scene) -> Common | None:
+def agree(query: Stage, key: Stage) -> Common | None:
     """What both went through, or None where one spec cannot say it."""
     rotary = _rotary(query, key)
     norm = _norm(query, key)

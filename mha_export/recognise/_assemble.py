@@ -25,7 +25,7 @@ from mha_export.recognise._scene import Scene
 from mha_export.recognise._site import Reason, Site
 from mha_export.recognise._static import all_follow
 from mha_export.recognise._weighting import with_weightings
-from mha_export.spec import AttentionSpec, CacheSpec, Dim, DType, EmptyRow
+from mha_export.spec import AttentionSpec, CacheSpec, DType, EmptyRow
 
 _DTYPES = {
     ir.DataType.FLOAT: DType.FP32,
@@ -126,7 +126,7 @@ def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
             message=f"queries of type {scene.dtype(query.value)} are not floating point",
             value=query.value.name,
         )
-    common = agree(draft.query.stage, draft.key.stage, scene)
+    common = agree(draft.query.stage, draft.key.stage)
     assert common is not None
     try:
         spec = _spec(draft, scenes, mask, common, io_dtype)
@@ -225,7 +225,6 @@ def _spec(
             layout="bshd" if by_length else "bhsd",
             max_length=buffer if draft.is_static else None,
         )
-    batch, q_len, kv_len = _dims(draft, scenes)
     return AttentionSpec(
         q_heads=draft.roles.q_heads,
         kv_heads=draft.kv_heads,
@@ -243,11 +242,7 @@ def _spec(
         combine="mean" if draft.bound.mean else "concat",
         io_dtype=io_dtype,
         softmax_dtype=softmax,
-        batch=batch,
-        q_len=q_len,
-        kv_len=kv_len,
+        batch="batch",
+        q_len="q_len",
+        kv_len="kv_len",
     )
-
-
-def _dims(draft: Draft, scenes: Sequence[Scene]) -> tuple[Dim, Dim, Dim]:
-    return "batch", "q_len", "kv_len"

@@ -296,7 +296,7 @@ class _Binder:
         queries, keys = options
         pairs = [(q, k) for q in range(len(queries)) for k in range(len(keys))]
         for q, k in sorted(pairs, key=lambda pair: (sum(pair), pair)):
-            if agree(queries[q].stage, keys[k].stage, self.scene):
+            if agree(queries[q].stage, keys[k].stage):
                 return queries[q], keys[k]
         query, key = (
             next(

@@ -52,7 +52,7 @@ def deepened(site: Site, scenes: Sequence[Scene]) -> Site | None:
         return None
     if spec.uses_lengths and not has_past and not _in_buffer(site, first, scenes):
         return None
-    common = agree(first.query.stage, first.key.stage, scenes[0])
+    common = agree(first.query.stage, first.key.stage)
     if common is None or any(_stated(b) != _stated(first) for b in found[1:]):
         return None
     if spec.rotary is not None and (common.rotary is not None or first.key.past is not None):

@@ -96,7 +96,7 @@ def _candidates(observed: Sequence[Observed]) -> Iterator[Structure]:
             yield replace(bare, right_window=right)
         if left is not None and right is not None:
             yield replace(bare, left_window=left, right_window=right)
-        for block in _blocks(observed, causal):
+        for block in _blocks(observed):
             yield replace(bare, block=block)
 
 
@@ -119,7 +119,7 @@ def _widest(
     return reach if 0 <= reach < possible else None
 
 
-def _blocks(observed: Sequence[Observed], causal: CausalAlignment | None) -> Iterator[int]:
+def _blocks(observed: Sequence[Observed]) -> Iterator[int]:
     """Chunk sizes that could explain where a row's first visible key jumps."""
     sizes: set[int] = set()
     for one in observed:

@@ -9,7 +9,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from mha_export.recognise._axes import Axis, View, coalesced, composed, identity, split_by_axis
+from mha_export.recognise._axes import (
+    Axis,
+    View,
+    coalesced,
+    composed,
+    identity,
+    row_major,
+    split_by_axis,
+)
 from mha_export.recognise._movement import RENAMING, moved_inputs
 from mha_export.recognise._product import Product, product_of
 from mha_export.recognise._scene import Scene
@@ -338,7 +346,7 @@ def _along(
 ) -> Weighted | Reason:
     """V and the output over the axes of the score space, then their own axis e."""
     places = product.left.places
-    strides = _strides(product.dims)
+    strides = row_major(product.dims)
     value_axes: list[Axis] = []
     output_axes: list[Axis] = []
     sizes = product.left.view.dims
@@ -376,10 +384,3 @@ def _along(
         nodes=(*path.nodes, product.node),
         path=path.values,
     )
-
-
-def _strides(dims: tuple[int, ...]) -> list[int]:
-    strides = [1] * len(dims)
-    for place in range(len(dims) - 2, -1, -1):
-        strides[place] = strides[place + 1] * dims[place + 1]
-    return strides

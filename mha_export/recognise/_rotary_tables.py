@@ -146,15 +146,15 @@ def bind(
     if table.shape == wanted:
         return table.root
     if len(table.shape) == 2 and table.shape == wanted[1:]:
-        return _derived(context, "Unsqueeze", table.root, (0,), wanted, anchor)
+        return _derived(context, "Unsqueeze", table.root, (0,), anchor)
     shape = table.shape
     extra = [a for a, n in enumerate(shape[:-1]) if n == 1 and a != 0]
     if len(shape) > 3 and len(extra) >= len(shape) - 3:
         axes = tuple(extra[: len(shape) - 3])
-        return _derived(context, "Squeeze", table.root, axes, wanted, anchor)
+        return _derived(context, "Squeeze", table.root, axes, anchor)
     if len(shape) == 3 and shape[1] == 1 and aligned[0] == 1:
-        flat = _derived(context, "Squeeze", table.root, (1,), wanted[1:], anchor)
-        return _derived(context, "Unsqueeze", flat, (0,), wanted, anchor)
+        flat = _derived(context, "Squeeze", table.root, (1,), anchor)
+        return _derived(context, "Unsqueeze", flat, (0,), anchor)
     return None
 
 
@@ -163,7 +163,6 @@ def _derived(
     op_type: str,
     value: ir.Value,
     axes: tuple[int, ...],
-    shape: tuple[int, ...],
     anchor: ir.Node,
 ) -> ir.Value:
     if context.opset >= 13:

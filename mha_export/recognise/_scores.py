@@ -50,7 +50,7 @@ def _walk(state: State, scene: Scene) -> Scores | Reason:
             state = dataclasses.replace(state, value=view.source, outer=outer).noted()
         product = product_of(state.value, scene.views)
         if product is not None:
-            return _end(state, product, scene)
+            return _end(state, product)
         node = state.value.producer()
         law = None if node is None else LAWS.get(node.op_type)
         if node is None or law is None:
@@ -67,7 +67,7 @@ def _walk(state: State, scene: Scene) -> Scores | Reason:
         state = step
 
 
-def _end(state: State, product: Product, scene: Scene) -> Scores | Reason:
+def _end(state: State, product: Product) -> Scores | Reason:
     """At the product: the operand that owns the softmax axis holds the keys."""
     for oriented in (product, product.swapped()):
         queries, keys = oriented.across(oriented.left), oriented.across(oriented.right)

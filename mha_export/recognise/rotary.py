@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -274,9 +273,6 @@ def _as_seen(
     if style is RotaryStyle.HALF:
         return array[..., : array.shape[-1] // 2]
     return array[..., ::2] if style is RotaryStyle.INTERLEAVED else array
-
-
-_Domain = Literal["", "com.microsoft"]
 
 
 def _peel_node(

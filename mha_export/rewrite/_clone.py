@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeVar
 
 import onnx_ir as ir
 
-from mha_export.operands import Heads, Operands
+from mha_export.operands import Heads
 from mha_export.recognise import Site
 
 _Part = TypeVar("_Part")
@@ -87,8 +87,3 @@ def _mapped(heads: Heads, mapping: dict[ir.Value, ir.Value]) -> Heads:
 
 def _mapped_or_none(heads: Heads | None, mapping: dict[ir.Value, ir.Value]) -> Heads | None:
     return None if heads is None else _mapped(heads, mapping)
-
-
-def operand_values(operands: Operands) -> Sequence[tuple[str, ir.Value]]:
-    """Every bound value with its dotted name."""
-    return tuple(operands.values())

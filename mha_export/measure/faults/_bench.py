@@ -105,11 +105,6 @@ class Bench:
         self._wide = with_float64(self._right)
         self._exact = [_run(ReferenceSession(self._wide), case) for case in self._other]
 
-    @property
-    def uncounted(self) -> tuple[str, ...]:
-        """Cases the base itself does not run on."""
-        return tuple(f"{e.case.name}: {e.problem}" for e in self._expected if e.problem)
-
     def right(self) -> Iterator[Right]:
         """Every form and target, unmutated."""
         for form, params in self._forms:

@@ -54,14 +54,14 @@ def query_lineage(heads: Heads, context: Context, anchor: ir.Node) -> Lineage:
 
 def key_lineage(heads: Heads, context: Context, anchor: ir.Node, *, cache: bool) -> Lineage:
     """The key before repetition, cache, rotary and qk-norm; ``cache``: a Concat may be one."""
-    return _channels(value_lineage(heads, context, anchor, cache=cache), context, anchor)
+    return _channels(value_lineage(heads, context, cache=cache), context, anchor)
 
 
-def value_lineage(heads: Heads, context: Context, anchor: ir.Node, *, cache: bool) -> Lineage:
+def value_lineage(heads: Heads, context: Context, *, cache: bool) -> Lineage:
     """The value before repetition and cache."""
     found = _unrepeated(Lineage(heads=heads), context)
     if cache:
-        found = _uncached(found, context)
+        found = _uncached(found)
     return replace(found, heads=lowered(found.heads, context))
 
 
@@ -228,7 +228,7 @@ def _unrepeated(line: Lineage, context: Context) -> Lineage:
     return found
 
 
-def _uncached(line: Lineage, context: Context) -> Lineage:
+def _uncached(line: Lineage) -> Lineage:
     """Take the Concat of a cache off: the past is an input, the whole goes on to an output."""
     heads = line.heads
     node = heads.value.producer()
@@ -271,7 +271,7 @@ def turns_queries_alone(agreed: Agreed) -> bool:
     return agreed.rotary is not None and not agreed.rotary.key
 
 
-def agree(query: Lineage, key: Lineage, context: Context) -> Agreed | None:
+def agree(query: Lineage, key: Lineage) -> Agreed | None:
     """The common statement, or None where query and key went through different things."""
     rotary: RotarySpec | None = None
     tables: RotaryTables | None = None
@@ -303,7 +303,7 @@ def joint(
         query_lineage(query, context, anchor),
         key_lineage(key, context, anchor, cache=cache),
     )
-    agreed = agree(*lines, context)
+    agreed = agree(*lines)
     if agreed is None:
         nothing = Agreed(rotary=None, tables=None, norm=None)
         return Lineage(heads=query), Lineage(heads=key), nothing

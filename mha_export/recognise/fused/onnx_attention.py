@@ -71,7 +71,7 @@ def _read(fused: FusedNode) -> Site:
     free = inputs.past_key is None and inputs.lengths is None
     query = upstream.query_lineage(inputs.query, fused.context, fused.node)
     key = upstream.key_lineage(inputs.key, fused.context, fused.node, cache=free)
-    value = upstream.value_lineage(inputs.value, fused.context, fused.node, cache=free)
+    value = upstream.value_lineage(inputs.value, fused.context, cache=free)
     agreed = _agreed(fused, query, key, value)
     if agreed is None or upstream.turns_queries_alone(agreed):
         query, key, value = (Lineage(heads=h) for h in (inputs.query, inputs.key, inputs.value))
@@ -250,7 +250,7 @@ def _agreed(fused: FusedNode, query: Lineage, key: Lineage, value: Lineage) -> A
     """What query and key share; None where they, or key and value, went different ways."""
     if key.heads.heads != value.heads.heads or (key.past is None) != (value.past is None):
         return None
-    return upstream.agree(query, key, fused.context)
+    return upstream.agree(query, key)
 
 
 def _scale(fused: FusedNode, inputs: _Inputs, above: float) -> float | None:
