@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from mha_export.forms import form_named
 from mha_export.spec import AttentionSpec
 
 MEASURED = ("cpu", "openvino")
@@ -34,14 +35,24 @@ def faster_options(target: str, form: str, spec: AttentionSpec) -> Mapping[str, 
     return None
 
 
-def least_opset(target: str, specs: Iterable[AttentionSpec]) -> int:
-    """The opset from which ``target`` was measured to be faster.
+def opset_for(
+    target: str, forms: Sequence[str], specs: Iterable[AttentionSpec], *, own: int, most: int
+) -> int:
+    """The opset of a graph for ``target``: the model's own, or the later one that is worth it.
 
-    24 where a cache is written in place: TensorScatter needs no indices, which ScatterElements is
-    given anew at each step.
+    That of the first of ``forms``; or 24, on ONNX Runtime's CPU provider, where a cache is written
+    in place: TensorScatter needs no indices, which ScatterElements is given anew at each step.
+
+    Args:
+        target: its name.
+        forms: the target's, best first.
+        specs: of the attentions.
+        own: the model's opset.
+        most: the latest that the target takes.
     """
     in_place = any(spec.cache is not None and spec.cache.growth != "concat" for spec in specs)
-    return 24 if target == "cpu" and in_place else 1
+    wanted = 24 if target == "cpu" and in_place else form_named(forms[0]).min_opset
+    return max(own, min(wanted, most))
 
 
 def preferred_forms(target: str, spec: AttentionSpec, forms: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from mha_export.evaluator import Evaluator
 from mha_export.forms import FormParams, form_named
 from mha_export.frontends import LoadedModel, open_source
 from mha_export.jobs._caching import Caching
-from mha_export.jobs._defaults import faster_options, least_opset, preferred_forms
+from mha_export.jobs._defaults import faster_options, opset_for, preferred_forms
 from mha_export.jobs._loading import LoadCheck, load_check
 from mha_export.jobs._phases import (
     PREFERRED,
@@ -281,11 +281,14 @@ class _Exporter:
         if self._source.opset is not None:
             return self._source.opset
         # The target's own first form decides, whatever one of two graphs would rather have.
-        own = [name for name in destination.forms if name not in PREFERRED[destination.graph]]
-        first = form_named((own or destination.forms)[0]).min_opset
-        specs = [site.spec for site in self.recognition_at(None).sites]
-        needed = max(first, least_opset(destination.name, specs))
-        return max(self._own_opset, min(needed, destination.max_opset))
+        forms = [name for name in destination.forms if name not in PREFERRED[destination.graph]]
+        return opset_for(
+            destination.name,
+            forms or destination.forms,
+            [site.spec for site in self.recognition_at(None).sites],
+            own=self._own_opset,
+            most=destination.max_opset,
+        )
 
     def _choose(self, destination: _Destination, site: Site, opset: int) -> Choice | Keep:
         rows = plan_names(destination.name, destination.graph)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mha_export.errors import InputError
-from mha_export.forms import form_named
 from mha_export.frontends import LoadedModel, open_source
+from mha_export.jobs._defaults import opset_for
 from mha_export.jobs._phases import Graph, plan_name
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult
@@ -98,7 +98,13 @@ def tune_model(
             f"{loaded.name} has no attention that may be replaced",
             fix="mha-export inspect says why, for every softmax",
         )
-    opset = _opset(request, int(model.graph.opset_imports.get("", 1)), source_settings.opset)
+    opset = source_settings.opset or opset_for(
+        request.target.name,
+        request.target.default_forms,
+        [site.spec for site in sites],
+        own=int(model.graph.opset_imports.get("", 1)),
+        most=request.target.max_opset,
+    )
     sizes = [
         workload_sizes(model, dims=workload.dims, shapes=workload.shapes)
         for workload in settings.run.workloads
@@ -112,14 +118,6 @@ def tune_model(
         notices=tuple(notices),
         files=(output,),
     )
-
-
-def _opset(request: TargetRequest, own: int, asked: int | None) -> int:
-    """As an export to this target would have it."""
-    if asked is not None:
-        return asked
-    needed = form_named(request.target.default_forms[0]).min_opset
-    return max(own, min(needed, request.target.max_opset))
 
 
 def _grouped(sites: Sequence[Site]) -> dict[AttentionSpec, list[str]]:

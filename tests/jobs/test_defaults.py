@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mha_export.jobs import SourceSettings, build_graph, export_model
-from mha_export.jobs._defaults import faster_options, least_opset, preferred_forms
+from mha_export.jobs._defaults import faster_options, opset_for, preferred_forms
 from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment, EmptyRow, MaskSpec
 
 ORDER = ("onnx", "primitive")
@@ -48,11 +48,11 @@ def test_the_first_form(target: str, fields: dict[str, object], first: str) -> N
 @pytest.mark.parametrize(
     ("target", "growth", "opset"),
     [
-        ("cpu", None, 1),
-        ("cpu", "concat", 1),
+        ("cpu", None, 17),
+        ("cpu", "concat", 17),
         ("cpu", "static", 24),
         ("cpu", "shared_buffer", 24),
-        ("openvino", "static", 1),
+        ("openvino", "static", 17),
     ],
 )
 def test_the_opset_that_is_wanted(target: str, growth: str | None, opset: int) -> None:
@@ -64,7 +64,9 @@ def test_the_opset_that_is_wanted(target: str, growth: str | None, opset: int) -
         cache=cache,
         mask=MaskSpec(empty_row=EmptyRow.ZERO) if growth in ("static", "shared_buffer") else CAUSAL,
     )
-    assert least_opset(target, [spec]) == opset
+    assert opset_for(target, ("ort-mha", "onnx"), [spec], own=17, most=25) == opset
+    assert opset_for(target, ("ort-mha", "onnx"), [spec], own=17, most=21) == min(opset, 21)
+    assert opset_for(target, ("onnx",), [spec], own=17, most=25) == max(opset, 23)
 
 
 @pytest.mark.parametrize(
