@@ -13,6 +13,26 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from mha_export.spec import DType
+
+_ELEMENTS = {
+    DType.FP32: ir.DataType.FLOAT,
+    DType.FP16: ir.DataType.FLOAT16,
+    DType.BF16: ir.DataType.BFLOAT16,
+    DType.FP64: ir.DataType.DOUBLE,
+}
+_DTYPES = {element: dtype for dtype, element in _ELEMENTS.items()}
+
+
+def ir_dtype(dtype: DType) -> ir.DataType:
+    """The ONNX element type of a spec's dtype."""
+    return _ELEMENTS[dtype]
+
+
+def dtype_of(element: ir.DataType | None) -> DType | None:
+    """The dtype a spec has for an ONNX element type; None where it has none for it."""
+    return None if element is None else _DTYPES.get(element)
+
 
 class Layout(StrEnum):
     """Axis order of a per-head tensor."""

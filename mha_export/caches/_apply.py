@@ -16,8 +16,8 @@ from mha_export.caches._walk import Walk
 from mha_export.decode import CacheLayout, CacheTensor
 from mha_export.decode.layout import Growth
 from mha_export.forms import FormParams, Scope, form_named
-from mha_export.forms._layout import LENGTH_AXIS, as_layout, dimension, ints, ir_dtype
-from mha_export.operands import Heads, Layout, Operands, RotaryTables
+from mha_export.forms._layout import LENGTH_AXIS, as_layout, dimension, ints
+from mha_export.operands import Heads, Layout, Operands, RotaryTables, ir_dtype
 from mha_export.recognise import Recognition, Site, Verdict
 from mha_export.rewrite._clone import ClonedModel
 from mha_export.rewrite._emit import Emission

@@ -31,6 +31,17 @@ def hides_by_infinity(spec: AttentionSpec) -> bool:
     return isinstance(spec.mask.fill, str) and not absorbs(spec)
 
 
+def kernel_policy(spec: AttentionSpec) -> EmptyRow:
+    """What a fused kernel gives a row without a key by itself.
+
+    Under -inf that is its own affair: ``n/a``, nothing to build on. A number as fill gives what it
+    gives, the minimum that absorbs every score the mean.
+    """
+    if not isinstance(spec.mask.fill, str):
+        return EmptyRow.FINITE
+    return EmptyRow.NOT_APPLICABLE if hides_by_infinity(spec) else EmptyRow.UNIFORM
+
+
 def additive_fill(spec: AttentionSpec) -> float:
     """What a hidden pair gets added: -inf, the finite fill, or one that absorbs every score."""
     if not isinstance(spec.mask.fill, str):

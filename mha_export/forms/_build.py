@@ -14,11 +14,11 @@ from mha_export.errors import InputError
 from mha_export.forms._form import Emitted, Form, FormParams
 from mha_export.forms._inputs import GraphInputs, bind, cached_length
 from mha_export.forms._joint import leave_joint
-from mha_export.forms._layout import as_layout, ir_dtype
+from mha_export.forms._layout import as_layout
 from mha_export.forms._project import Weights, expand_absorbed, linear
 from mha_export.forms._scope import Scope
 from mha_export.forms._weights import check_weights, random_weights, weight_shapes
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Heads, Layout, ir_dtype
 from mha_export.spec import AttentionSpec, Dim
 from mha_export.statement import SOFTMAXES, state
 

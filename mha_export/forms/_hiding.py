@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from mha_export.forms._layout import floating, ir_dtype, lowest, reduce, repeat_kv
+from mha_export.forms._layout import floating, lowest, reduce, repeat_kv
 from mha_export.forms._mask import Mask
 from mha_export.forms._rows import absorbing_fill, policy_of
 from mha_export.forms._scope import Scope
-from mha_export.operands import Heads, Operands
+from mha_export.operands import Heads, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from mha_export.forms._joint import project_joint
-from mha_export.forms._layout import Sizes, cast, ints, ir_dtype, unsqueeze
+from mha_export.forms._layout import Sizes, cast, ints, unsqueeze
 from mha_export.forms._positions import is_square
 from mha_export.forms._project import Weights, packed_projection, project
 from mha_export.forms._scope import Scope
 from mha_export.forms._tables import cache_tables
 from mha_export.forms._weights import side_shapes
-from mha_export.operands import Heads, Layout, Operands, RotaryTables
+from mha_export.operands import Heads, Layout, Operands, RotaryTables, ir_dtype
 from mha_export.spec import AttentionSpec, CacheSpec, Dim, ProjectionSpec, RotarySpec
 
 _INT64 = ir.DataType.INT64

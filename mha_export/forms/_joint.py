@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.forms._layout import as_layout, dimension, ints, ir_dtype
+from mha_export.forms._layout import as_layout, dimension, ints
 from mha_export.forms._norm import normalise
 from mha_export.forms._project import Weights, linear
 from mha_export.forms._scope import Scope
 from mha_export.forms._weights import SECOND_STREAM
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Heads, Layout, ir_dtype
 from mha_export.spec import AttentionSpec, JointSpec
 
 _INT64 = ir.DataType.INT64

@@ -9,31 +9,20 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.forms._scope import Scope
-from mha_export.operands import Heads, Layout, Operands
+from mha_export.operands import Heads, Layout, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, DType
 
-_IR_DTYPES = {
-    DType.FP32: ir.DataType.FLOAT,
-    DType.FP16: ir.DataType.FLOAT16,
-    DType.BF16: ir.DataType.BFLOAT16,
-    DType.FP64: ir.DataType.DOUBLE,
-}
 _LOWEST = {
-    dtype: float(ml_dtypes.finfo(onnx.numpy()).min)  # type: ignore[no-untyped-call]
-    for dtype, onnx in _IR_DTYPES.items()
+    dtype: float(ml_dtypes.finfo(ir_dtype(dtype).numpy()).min)  # type: ignore[no-untyped-call]
+    for dtype in DType
 }
 
 LENGTH_AXIS = {Layout.BSM: 1, Layout.BSHD: 1, Layout.BHSD: 2}
 
 
-def ir_dtype(dtype: DType) -> ir.DataType:
-    """The ONNX element type of a spec's dtype."""
-    return _IR_DTYPES[dtype]
-
-
 def numpy_dtype(dtype: DType) -> np.dtype:
     """The numpy element type of a spec's dtype (bfloat16 from ``ml_dtypes``)."""
-    return _IR_DTYPES[dtype].numpy()
+    return ir_dtype(dtype).numpy()
 
 
 def lowest(dtype: DType) -> float:

@@ -18,7 +18,6 @@ from mha_export.forms._layout import (
     dimension,
     floating,
     ints,
-    ir_dtype,
     lowest,
     numpy_dtype,
     reduce,
@@ -27,7 +26,7 @@ from mha_export.forms._layout import (
 from mha_export.forms._mask_parts import PAIRWISE_PARTS, hiding_parts, may_be_shorter
 from mha_export.forms._positions import Offset, offset_of
 from mha_export.forms._scope import Scope
-from mha_export.operands import Operands, ScoreMask
+from mha_export.operands import Operands, ScoreMask, ir_dtype
 from mha_export.spec import AttentionSpec
 
 _INT64 = ir.DataType.INT64

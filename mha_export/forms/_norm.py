@@ -5,16 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.forms._layout import (
-    as_layout,
-    floating,
-    four_dimensional,
-    ir_dtype,
-    numpy_dtype,
-    reduce,
-)
+from mha_export.forms._layout import as_layout, floating, four_dimensional, numpy_dtype, reduce
 from mha_export.forms._scope import Scope
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Heads, Layout, ir_dtype
 from mha_export.spec import DType, QkNormSpec
 
 _NARROW = (DType.FP16, DType.BF16)

@@ -10,11 +10,11 @@ import onnx_ir as ir
 from mha_export.forms._counts import Count, Counts
 from mha_export.forms._grouping import Groups
 from mha_export.forms._hiding import Hiding
-from mha_export.forms._layout import Sizes, cast, floating, ints, ir_dtype
+from mha_export.forms._layout import Sizes, cast, floating, ints
 from mha_export.forms._mask import Mask
 from mha_export.forms._prepare import scaled
 from mha_export.forms._scope import Scope
-from mha_export.operands import Heads, Operands
+from mha_export.operands import Heads, Operands, ir_dtype
 from mha_export.spec import AttentionSpec
 
 

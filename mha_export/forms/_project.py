@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.forms._layout import as_layout, ints, ir_dtype, numpy_dtype, unsqueeze
+from mha_export.forms._layout import as_layout, ints, numpy_dtype, unsqueeze
 from mha_export.forms._norm import normalise
 from mha_export.forms._scope import Scope
 from mha_export.forms._weights import expanded_value_dim
-from mha_export.operands import Heads, Layout, Projection
+from mha_export.operands import Heads, Layout, Projection, ir_dtype
 from mha_export.spec import AttentionSpec, LatentSpec, QkNormSpec
 
 Weights = dict[str, ir.Value]

@@ -12,7 +12,6 @@ from mha_export.forms._layout import (
     floating,
     four_dimensional,
     ints,
-    ir_dtype,
     lowest,
     reduce,
     repeat_kv,
@@ -20,7 +19,7 @@ from mha_export.forms._layout import (
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._scope import Scope
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Heads, Layout, ir_dtype
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
 

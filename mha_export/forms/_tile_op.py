@@ -16,12 +16,13 @@ import onnx_ir as ir
 
 from mha_export.forms._counts import Count, Counts, same
 from mha_export.forms._form import FormParams, Unsupported
-from mha_export.forms._layout import ints, ir_dtype
+from mha_export.forms._layout import ints
 from mha_export.forms._mask_parts import PAIRWISE_PARTS, added_parts
 from mha_export.forms._rows import policy_of
 from mha_export.forms._scope import Scope
 from mha_export.forms._tile_mask import TileMask
 from mha_export.forms._tiles import Tile
+from mha_export.operands import ir_dtype
 from mha_export.spec import AttentionSpec, EmptyRow
 
 MIN_OPSET = 23

@@ -22,11 +22,7 @@ from mha_export.forms._additive import (
     means_of_mask,
 )
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
-from mha_export.forms._layout import (
-    Sizes,
-    as_layout,
-    ir_dtype,
-)
+from mha_export.forms._layout import Sizes, as_layout
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import added_parts, hiding_parts
 from mha_export.forms._positions import Offset, offset_of
@@ -35,7 +31,7 @@ from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import Scope
 from mha_export.forms._sink import with_extra_key
 from mha_export.forms._support import means_around, verdict
-from mha_export.operands import Heads, Layout, Operands
+from mha_export.operands import Heads, Layout, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, EmptyRow, QkOutput
 
 _QK_MODES = {

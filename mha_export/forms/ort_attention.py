@@ -12,9 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
+from mha_export.forms._additive import (
+    additive_mask,
+    hides_by_infinity,
+    kernel_policy,
+    means_of_mask,
+)
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
-from mha_export.forms._layout import Sizes, ir_dtype
+from mha_export.forms._layout import Sizes
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._positions import Offset, offset_of
@@ -22,7 +27,7 @@ from mha_export.forms._prepare import finished
 from mha_export.forms._rows import fixes_rows, policy_of, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
 from mha_export.forms._support import means_of_softmax, verdict
-from mha_export.operands import Heads, Layout, Operands
+from mha_export.operands import Heads, Layout, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
 
@@ -55,7 +60,7 @@ class OrtAttentionForm:
             dtype=ir_dtype(spec.io_dtype),
         )
         output = Heads(value=made, layout=Layout.BSM, heads=spec.q_heads, dim=spec.value_dim)
-        if fixes_rows(spec, _natural_policy(spec)):
+        if fixes_rows(spec, kernel_policy(spec)):
             output = policy_with_output(scope, spec, mask, output, operands.value)
         return Emitted(output=finished(scope, spec, output))
 
@@ -91,7 +96,7 @@ def _by_other_means(spec: AttentionSpec) -> dict[str, str]:
     means = means_of_mask(spec, _native(spec)) | means_of_softmax(spec)
     if spec.projections is not None and spec.projections.packing == "separate":
         means["projections"] = "the three weights joined by Concat"
-    if fixes_rows(spec, _natural_policy(spec)):
+    if fixes_rows(spec, kernel_policy(spec)):
         means["empty_row"] = "Where on the output"
     if spec.combine == "mean":
         means["combine"] = "ReduceMean after the op"
@@ -105,12 +110,6 @@ def _native(spec: AttentionSpec) -> frozenset[str]:
     if policy_of(spec) is not EmptyRow.NOT_APPLICABLE or offset_of(spec) is not Offset.ZERO:
         return frozenset()
     return hiding_parts(spec) & {"causal"}
-
-
-def _natural_policy(spec: AttentionSpec) -> EmptyRow:
-    if not isinstance(spec.mask.fill, str):
-        return EmptyRow.FINITE
-    return EmptyRow.NOT_APPLICABLE if hides_by_infinity(spec) else EmptyRow.UNIFORM
 
 
 def _attributes(spec: AttentionSpec, native: frozenset[str]) -> dict[str, object]:

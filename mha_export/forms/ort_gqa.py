@@ -17,9 +17,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
+from mha_export.forms._additive import (
+    additive_mask,
+    hides_by_infinity,
+    kernel_policy,
+    means_of_mask,
+)
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
-from mha_export.forms._layout import Sizes, as_layout, cast, ints, ir_dtype, reduce
+from mha_export.forms._layout import Sizes, as_layout, cast, ints, reduce
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._positions import Offset, is_square, offset_of
@@ -27,7 +32,7 @@ from mha_export.forms._prepare import Prepared, finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
 from mha_export.forms._support import means_around, means_of_softmax, verdict
-from mha_export.operands import Heads, Layout, Operands
+from mha_export.operands import Heads, Layout, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, DType, EmptyRow, RotaryStyle
 
 _INT32 = ir.DataType.INT32
@@ -132,11 +137,8 @@ def _tables_in_op(spec: AttentionSpec, operands: Operands) -> bool:
 
 
 def _natural_policy(spec: AttentionSpec) -> EmptyRow:
-    if not isinstance(spec.mask.fill, str):
-        return EmptyRow.FINITE
-    if spec.sinks:
-        return EmptyRow.ZERO
-    return EmptyRow.NOT_APPLICABLE if hides_by_infinity(spec) else EmptyRow.UNIFORM
+    policy = kernel_policy(spec)
+    return EmptyRow.ZERO if spec.sinks and policy is not EmptyRow.FINITE else policy
 
 
 def _needs_query_lengths(spec: AttentionSpec, params: FormParams) -> bool:

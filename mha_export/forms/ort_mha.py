@@ -18,9 +18,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
+from mha_export.forms._additive import (
+    additive_mask,
+    hides_by_infinity,
+    kernel_policy,
+    means_of_mask,
+)
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
-from mha_export.forms._layout import Sizes, as_layout, ints, ir_dtype, repeat_kv
+from mha_export.forms._layout import Sizes, as_layout, ints, repeat_kv
 from mha_export.forms._mask import Mask
 from mha_export.forms._mask_parts import hiding_parts
 from mha_export.forms._positions import Offset, is_square, offset_of
@@ -29,7 +34,7 @@ from mha_export.forms._rows import fixes_rows, policy_of, policy_with_output
 from mha_export.forms._scope import MICROSOFT, Scope
 from mha_export.forms._sink import with_extra_key
 from mha_export.forms._support import means_around, means_of_softmax, verdict
-from mha_export.operands import Heads, Layout, Operands
+from mha_export.operands import Heads, Layout, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, DType, EmptyRow
 
 
@@ -97,7 +102,7 @@ def multi_head_means(spec: AttentionSpec, params: FormParams, *, in_op: bool) ->
         means["sinks"] = "an extra all-zero key whose bias is the sink"
     if spec.effective_scale == 0:
         means["scale"] = "multiplied into the query"
-    if fixes_rows(spec, _natural_policy(spec)):
+    if fixes_rows(spec, kernel_policy(spec)):
         means["empty_row"] = "Where on the output"
     return means
 
@@ -127,13 +132,6 @@ def _native(spec: AttentionSpec, params: FormParams, *, in_op: bool) -> frozense
     where = offset_of(spec)
     lines_up = where is Offset.PAST if in_op else where is Offset.ZERO and is_square(spec)
     return hiding_parts(spec) & {"causal"} if lines_up else frozenset()
-
-
-def _natural_policy(spec: AttentionSpec) -> EmptyRow:
-    """NaN on CPU, unspecified elsewhere, for -inf; a finite fill gives what it gives."""
-    if not isinstance(spec.mask.fill, str):
-        return EmptyRow.FINITE
-    return EmptyRow.NOT_APPLICABLE if hides_by_infinity(spec) else EmptyRow.UNIFORM
 
 
 def emit_multi_head(
@@ -196,7 +194,7 @@ def emit_multi_head(
             Heads(value=value, layout=Layout.BHSD, heads=spec.kv_heads, dim=spec.head_dim)
             for value in made[1:]
         )
-    if fixes_rows(spec, _natural_policy(spec)):
+    if fixes_rows(spec, kernel_policy(spec)):
         averaged = present_value or ready.value
         output = policy_with_output(scope, spec, mask, output, averaged)
     return Emitted(

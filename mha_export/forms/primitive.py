@@ -20,7 +20,6 @@ from mha_export.forms._layout import (
     cast,
     floating,
     ints,
-    ir_dtype,
     lowest,
     repeat_kv,
     transposed_keys,
@@ -32,7 +31,7 @@ from mha_export.forms._prepare import finished, prepare, scaled
 from mha_export.forms._rows import policy_of, policy_with_probabilities
 from mha_export.forms._scope import Scope
 from mha_export.forms._support import verdict
-from mha_export.operands import Heads, Layout, Operands
+from mha_export.operands import Heads, Layout, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, EmptyRow, QkOutput
 
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mha_export.forms._additive import additive_mask, hides_by_infinity, means_of_mask
+from mha_export.forms._additive import additive_mask, kernel_policy, means_of_mask
 from mha_export.forms._form import Emitted, FormParams, Supported, Unsupported
-from mha_export.forms._layout import Sizes, as_layout, cast, ir_dtype, repeat_kv, transposed_keys
+from mha_export.forms._layout import Sizes, as_layout, cast, repeat_kv, transposed_keys
 from mha_export.forms._mask import Mask
 from mha_export.forms._prepare import finished, prepare, scaled
 from mha_export.forms._rows import fixes_rows, policy_with_output
 from mha_export.forms._scope import Scope
 from mha_export.forms._support import means_around, verdict
-from mha_export.operands import Heads, Layout, Operands
-from mha_export.spec import AttentionSpec, DType, EmptyRow
+from mha_export.operands import Heads, Layout, Operands, ir_dtype
+from mha_export.spec import AttentionSpec, DType
 
 _NATIVE: frozenset[str] = frozenset()
 
@@ -55,14 +55,14 @@ class TrtForm:
         value = as_layout(scope, repeat_kv(scope, ready.value, spec.q_heads), Layout.BHSD)
         mixed = scope.op("MatMul", [cast(scope, weights, dtype), value.value], dtype=dtype)
         output = Heads(value=mixed, layout=Layout.BHSD, heads=spec.q_heads, dim=spec.value_dim)
-        if fixes_rows(spec, _natural_policy(spec)):
+        if fixes_rows(spec, kernel_policy(spec)):
             output = policy_with_output(scope, spec, mask, output, ready.value)
         return Emitted(output=finished(scope, spec, output))
 
 
 def _by_other_means(spec: AttentionSpec, params: FormParams) -> dict[str, str]:
     means = means_of_mask(spec, _NATIVE) | means_around(spec, params, cache_in_op=True)
-    if fixes_rows(spec, _natural_policy(spec)):
+    if fixes_rows(spec, kernel_policy(spec)):
         means["empty_row"] = "Where on the output"
     if spec.kv_heads != spec.q_heads:
         means["kv_heads"] = "keys and values repeated per query head"
@@ -81,13 +81,6 @@ def _refusal(spec: AttentionSpec) -> Unsupported | None:
         if here:
             return Unsupported(feature=feature, needs="form primitive: no fused kernel takes it")
     return None
-
-
-def _natural_policy(spec: AttentionSpec) -> EmptyRow:
-    """What a kernel gives a row of -inf alone is its own affair; finite fills give what they do."""
-    if not isinstance(spec.mask.fill, str):
-        return EmptyRow.FINITE
-    return EmptyRow.NOT_APPLICABLE if hides_by_infinity(spec) else EmptyRow.UNIFORM
 
 
 FORM = TrtForm()

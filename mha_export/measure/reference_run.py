@@ -31,6 +31,7 @@ from mha_export.measure._plain_ort import PlainOrt
 from mha_export.measure._plain_weights import with_plain_weights
 from mha_export.measure._rounding import RoundedModel, rounded
 from mha_export.measure.model_inputs import ModelCase, cases_at_traced_sizes, inputs_from_file
+from mha_export.operands import dtype_of
 from mha_export.spec import DType
 from mha_export.targets.reference import ReferenceSession
 
@@ -40,12 +41,6 @@ FLOOR_UNITS = 8.0
 LARGEST_WIDE_BYTES = 4 << 30
 """Weights that would take more than this in float64 are not widened."""
 
-_DTYPE_OF = {
-    ir.DataType.FLOAT: DType.FP32,
-    ir.DataType.FLOAT16: DType.FP16,
-    ir.DataType.BFLOAT16: DType.BF16,
-    ir.DataType.DOUBLE: DType.FP64,
-}
 _PRECISION = {"f32": DType.FP32, "f16": DType.FP16, "bf16": DType.BF16}
 
 
@@ -164,7 +159,7 @@ class ModelReference:
             item = self.expected(case)
             if item.problem is None:
                 return (*found, item)
-        return found
+        return tuple(found)
 
     def _dtype_of(self, output: str) -> DType:
         """The coarser of the output's own precision and that of the computation."""
@@ -230,16 +225,16 @@ class ModelReference:
 def _model_dtype(model: ir.Model) -> DType:
     """The coarsest floating-point type among inputs, outputs and weights."""
     values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
-    found = {_DTYPE_OF[v.dtype] for v in values if v.dtype in _DTYPE_OF}
+    found = [dtype for v in values if (dtype := dtype_of(v.dtype)) is not None]
     return max(found, key=unit_roundoff, default=DType.FP32)
 
 
 def _value_dtypes(model: ir.Model) -> dict[str, DType]:
     return {
-        value.name: _DTYPE_OF[value.dtype]
+        value.name: dtype
         for node in model.graph
         for value in node.outputs
-        if value.name and value.dtype in _DTYPE_OF
+        if value.name and (dtype := dtype_of(value.dtype)) is not None
     }
 
 

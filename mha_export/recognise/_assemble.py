@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.errors import SpecError
-from mha_export.operands import Layout, Operands
+from mha_export.operands import Layout, Operands, dtype_of
 from mha_export.recognise._afterwards import policy_afterwards
 from mha_export.recognise._agree import Common, agree
 from mha_export.recognise._axes import View, composed
@@ -26,13 +26,6 @@ from mha_export.recognise._site import Reason, Site
 from mha_export.recognise._static import all_follow
 from mha_export.recognise._weighting import with_weightings
 from mha_export.spec import AttentionSpec, CacheSpec, DType, EmptyRow
-
-_DTYPES = {
-    ir.DataType.FLOAT: DType.FP32,
-    ir.DataType.FLOAT16: DType.FP16,
-    ir.DataType.BFLOAT16: DType.BF16,
-    ir.DataType.DOUBLE: DType.FP64,
-}
 
 
 def _disagreement(drafts: Sequence[Draft]) -> Reason:
@@ -119,7 +112,7 @@ def _site(draft: Draft, fitting: Fitting, mask: BoundMask) -> Site | Reason:
                 message="the extra column before softmax is not one number a head",
                 value=draft.scores.sink.value.name,
             )
-    io_dtype = _DTYPES.get(scene.dtype(query.value) or ir.DataType.FLOAT)
+    io_dtype = dtype_of(scene.dtype(query.value) or ir.DataType.FLOAT)
     if io_dtype is None:
         return Reason(
             code="dtype",
@@ -215,7 +208,7 @@ def _spec(
     draft: Draft, scenes: Sequence[Scene], mask: BoundMask, common: Common, io_dtype: DType
 ) -> AttentionSpec:
     scene = scenes[0]
-    softmax = _DTYPES.get(scene.dtype(draft.anchor.logits) or ir.DataType.FLOAT)
+    softmax = dtype_of(scene.dtype(draft.anchor.logits) or ir.DataType.FLOAT)
     cache = None
     if draft.key.past is not None:
         by_length = draft.key.past.layout is Layout.BSHD

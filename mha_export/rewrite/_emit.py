@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from mha_export.forms import FormParams, Scope
-from mha_export.forms._layout import as_layout, cast, ir_dtype, lowest
-from mha_export.operands import Heads, Operands, ScoreMask
+from mha_export.forms._layout import as_layout, cast, lowest
+from mha_export.operands import Heads, Operands, ScoreMask, ir_dtype
 from mha_export.recognise import Site
 from mha_export.rewrite._outcome import Choice
 from mha_export.spec import AttentionSpec, EmptyRow

@@ -28,23 +28,19 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from mha_export.errors import InputError
+from mha_export.operands import ir_dtype
 from mha_export.rewrite._absorbing import absorbing
 from mha_export.rewrite._clone import subgraphs_of
 from mha_export.rewrite._splice import remove_dead_nodes
 from mha_export.rewrite.opset import model_opset
 from mha_export.spec import DType
 
-_TYPES = {
-    DType.FP32: ir.DataType.FLOAT,
-    DType.FP16: ir.DataType.FLOAT16,
-    DType.BF16: ir.DataType.BFLOAT16,
-}
 _NAMES = {
     ir.DataType.FLOAT: "tensor(float)",
     ir.DataType.FLOAT16: "tensor(float16)",
     ir.DataType.BFLOAT16: "tensor(bfloat16)",
 }
-_FLOATS = frozenset(_TYPES.values())
+_FLOATS = frozenset(_NAMES)
 
 _LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 _SQUARES = frozenset({"Pow", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
@@ -60,12 +56,12 @@ def with_dtype(model: ir.Model, dtype: DType) -> ir.Model:
     Errors:
         InputError: a dtype that is not fp32, fp16 or bf16.
     """
-    if dtype not in _TYPES:
+    if ir_dtype(dtype) not in _FLOATS:
         raise InputError(f"a model cannot be cast to {dtype}", fix="choose fp32, fp16 or bf16")
     copy = model.clone()
     InlinePass()(copy)
     ShapeInferencePass()(copy)
-    _Caster(copy, _TYPES[dtype]).run()
+    _Caster(copy, ir_dtype(dtype)).run()
     remove_dead_nodes(copy)
     return copy
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from mha_export.bounds import numpy_dtype
 from mha_export.cases import Case
 from mha_export.feeds import Arrays
 from mha_export.spec import AttentionSpec, Dim, DType, EmptyRow, MaskSpec
@@ -22,11 +23,6 @@ MHA = "com.microsoft.MultiHeadAttention"
 GQA = "com.microsoft.GroupQueryAttention"
 ONNX = "ai.onnx.Attention"
 
-IR_TYPES = {
-    DType.FP32: ir.DataType.FLOAT,
-    DType.FP16: ir.DataType.FLOAT16,
-    DType.BF16: ir.DataType.BFLOAT16,
-}
 INTEGERS = {
     "key_padding_mask": ir.DataType.INT32,
     "seqlens_k": ir.DataType.INT32,
@@ -294,7 +290,7 @@ def _value(name: str, spec: AttentionSpec) -> ir.Value:
         "total_sequence_length": [],
         "nonpad_kv_seqlen": [b],
     }
-    kind = INTEGERS.get(name, IR_TYPES[spec.io_dtype])
+    kind = INTEGERS.get(name, ir.DataType.from_numpy(numpy_dtype(spec.io_dtype)))
     return ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape(shapes[name]))
 
 

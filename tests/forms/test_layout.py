@@ -19,7 +19,6 @@ from mha_export.forms._layout import (
     floating,
     four_dimensional,
     ints,
-    ir_dtype,
     lowest,
     numpy_dtype,
     reduce,
@@ -27,7 +26,7 @@ from mha_export.forms._layout import (
     transposed_keys,
     unsqueeze,
 )
-from mha_export.operands import Layout, Operands
+from mha_export.operands import Layout, Operands, ir_dtype
 from mha_export.spec import AttentionSpec, CacheSpec, DType
 
 RNG = np.random.default_rng(1)

@@ -9,20 +9,13 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Heads, Layout, dtype_of
 from mha_export.recognise import _region
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._evaluate_contents import attributes_of
 from mha_export.recognise._scene import type_source
 from mha_export.recognise._site import Reason, Rejection, Site
 from mha_export.spec import Dim, DType
-
-_DTYPES = {
-    ir.DataType.FLOAT: DType.FP32,
-    ir.DataType.FLOAT16: DType.FP16,
-    ir.DataType.BFLOAT16: DType.BF16,
-    ir.DataType.DOUBLE: DType.FP64,
-}
 
 
 class Refused(Exception):  # noqa: N818 - a verdict on its way up, not an error
@@ -129,9 +122,10 @@ class FusedNode:
         element = self.element(value)
         if element is None:
             return DType.FP32
-        if element not in _DTYPES:
+        dtype = dtype_of(element)
+        if dtype is None:
             self.refuse("dtype", f"{value.name} is {element}; expected a float type")
-        return _DTYPES[element]
+        return dtype
 
     def heads(self, value: ir.Value, layout: Layout, count: int) -> Heads:
         """``value`` as heads, its head width read off its last axis."""
