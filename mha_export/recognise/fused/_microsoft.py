@@ -7,7 +7,7 @@ is 0, and writes the dtype's minimum above the causal diagonal, which starts at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -41,27 +41,63 @@ def masked(
 
     A finite filter beside the causal minimum is two fills; the flags are then bound as a bias.
     """
-    filler = short(fused.number("mask_filter_value", -10000.0))
-    operands: dict[str, Any] = {}
-    shape: tuple[Dim, ...] | None = None
-    if bias is not None:
-        operands["bias"], shape = bias, mask_shape(fused, bias)
-    if mask is None and bias is not None:
-        cached = scores.past is not None
-        read = named(fused, bias, kind="additive", scores=scores, cached=cached)
-        if read is not None and (causal is None or _leaves_every_row_a_key(read.spec)):
-            found = beside(MaskSpec(causal=causal), read, sinks=sinks)
-            if found is not None:
-                return with_empty_rows(found, EmptyRow.NAN, sinks=sinks)
     if mask is None:
-        empty = EmptyRow.ZERO if sinks else EmptyRow.NOT_APPLICABLE
-        spec = MaskSpec(
-            causal=causal,
-            bias=shape,
-            fill="-inf" if causal is None else "min",
-            empty_row=EmptyRow.NOT_APPLICABLE if shape is None else empty,
+        return _bias_alone(fused, bias, causal, scores, sinks=sinks)
+    filler = short(fused.number("mask_filter_value", -10000.0))
+    rank = _rank_of_mask(fused, mask, batch)
+    if causal is None and rank < 3:
+        return _lengths_or_flags(fused, mask, bias, rank, filler)
+    if rank == 1:
+        fused.refuse(
+            "lengths-and-causal",
+            "lengths are filled with a finite number and the future with the dtype's minimum",
+            "give the lengths as a [batch, keys] mask",
+            value=mask,
         )
-        return Bound(spec=spec, operands=operands)
+    flags = _as_bias(fused, mask, rank, filler)
+    total = flags if bias is None else fused.derive("Add", [bias, flags], dtype=bias.dtype)
+    heads, rows, keys = _spread(fused, mask, bias, rank)
+    spec = MaskSpec(
+        causal=causal,
+        bias=(fused.dim(mask, 0, "batch"), heads, rows, keys),
+        fill=_fill(causal),
+        empty_row=EmptyRow.NAN,
+    )
+    return Bound(spec=spec, operands={"bias": total})
+
+
+def _bias_alone(
+    fused: FusedNode,
+    bias: ir.Value | None,
+    causal: CausalAlignment | None,
+    scores: ScoreShape,
+    *,
+    sinks: bool,
+) -> Bound:
+    if bias is None:
+        spec = MaskSpec(causal=causal, fill=_fill(causal), empty_row=EmptyRow.NOT_APPLICABLE)
+        return Bound(spec=spec, operands={})
+    cached = scores.past is not None
+    read = named(fused, bias, kind="additive", scores=scores, cached=cached)
+    if read is not None and (causal is None or _leaves_every_row_a_key(read.spec)):
+        found = beside(MaskSpec(causal=causal), read, sinks=sinks)
+        if found is not None:
+            return with_empty_rows(found, EmptyRow.NAN, sinks=sinks)
+    spec = MaskSpec(
+        causal=causal,
+        bias=mask_shape(fused, bias),
+        fill=_fill(causal),
+        empty_row=EmptyRow.ZERO if sinks else EmptyRow.NOT_APPLICABLE,
+    )
+    return Bound(spec=spec, operands={"bias": bias})
+
+
+def _fill(causal: CausalAlignment | None) -> Literal["-inf", "min"]:
+    """What the kernel hides the future with, where there is one."""
+    return "-inf" if causal is None else "min"
+
+
+def _rank_of_mask(fused: FusedNode, mask: ir.Value, batch: ir.Value) -> int:
     rank = fused.rank(mask)
     if rank == 1 and not _same_length(fused, mask, batch):
         fused.refuse(
@@ -72,42 +108,35 @@ def masked(
         )
     if rank not in (1, 2, 3):
         fused.refuse("mask-rank", f"{mask.name} has rank {rank}; expected 1 to 3", value=mask)
-    if causal is None and rank < 3:
-        operands["kv_lengths" if rank == 1 else "key_padding"] = (
-            as_int64(fused, mask) if rank == 1 else mask
-        )
-        spec = MaskSpec(
-            bias=shape,
-            lengths=rank == 1,
-            padding=rank == 2,
-            fill=filler,
-            empty_row=EmptyRow.FINITE,
-        )
-        return Bound(spec=spec, operands=operands)
-    if rank == 1:
-        fused.refuse(
-            "lengths-and-causal",
-            "lengths are filled with a finite number and the future with the dtype's minimum",
-            "give the lengths as a [batch, keys] mask",
-            value=mask,
-        )
-    flags = _as_bias(fused, mask, rank, filler)
-    total = flags if bias is None else fused.derive("Add", [bias, flags], dtype=bias.dtype)
-    operands["bias"] = total
-    keys: Dim = fused.dim(mask, rank - 1, "kv_len")
-    rows: Dim = 1 if rank == 2 else fused.dim(mask, 1, "q_len")
-    first = fused.dim(mask, 0, "batch")
-    shape = (first, 1, rows, keys)
+    return rank
+
+
+def _lengths_or_flags(
+    fused: FusedNode, mask: ir.Value, bias: ir.Value | None, rank: int, filler: float
+) -> Bound:
+    operands = {"kv_lengths": as_int64(fused, mask)} if rank == 1 else {"key_padding": mask}
+    shape = None
     if bias is not None:
-        own = mask_shape(fused, bias)
-        shape = (first, own[1], own[2], own[3])
+        operands["bias"], shape = bias, mask_shape(fused, bias)
     spec = MaskSpec(
-        causal=causal,
         bias=shape,
-        fill="-inf" if causal is None else "min",
-        empty_row=EmptyRow.NAN,
+        lengths=rank == 1,
+        padding=rank == 2,
+        fill=filler,
+        empty_row=EmptyRow.FINITE,
     )
     return Bound(spec=spec, operands=operands)
+
+
+def _spread(
+    fused: FusedNode, mask: ir.Value, bias: ir.Value | None, rank: int
+) -> tuple[Dim, Dim, Dim]:
+    """Heads, rows and keys of the flags and the bias together."""
+    if bias is not None:
+        _, heads, rows, keys = mask_shape(fused, bias)
+        return heads, rows, keys
+    rows = 1 if rank == 2 else fused.dim(mask, 1, "q_len")
+    return 1, rows, fused.dim(mask, rank - 1, "kv_len")
 
 
 def _leaves_every_row_a_key(mask: MaskSpec) -> bool:

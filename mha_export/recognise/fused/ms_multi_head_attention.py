@@ -21,23 +21,11 @@ from mha_export.spec import AttentionSpec, CacheSpec, CausalAlignment
 
 
 def _read(fused: FusedNode) -> Site:
-    for index, name in ((8, "past_sequence_length"), (9, "cache_indirection")):
-        if fused.input(index) is not None:
-            fused.refuse("shared-buffer", f"input {name} makes the past a shared buffer")
-    if fused.output(3) is not None:
-        fused.refuse("qk-output", "its scores are read, whose kind the op does not state")
+    _refuse_what_no_spec_says(fused)
     query, key, value = _projected(fused)
-    past = [fused.input(6), fused.input(7)]
-    if (past[0] is None) != (past[1] is None):
-        fused.refuse("past-incomplete", "only one of past_key and past_value is given")
     count = query.heads
-    past_key = None if past[0] is None else fused.heads(past[0], Layout.BHSD, count)
-    past_value = None if past[1] is None else fused.heads(past[1], Layout.BHSD, count)
-    causal = None
-    if fused.whole("unidirectional", 0):
-        causal = CausalAlignment.TOP_LEFT
-        if past_key is not None:
-            causal = CausalAlignment.BOTTOM_RIGHT
+    past_key, past_value = _past(fused, count)
+    causal = _causal(fused, past_key)
     first = fused.required(0, "query")
     bias, sinks = fused.input(5), None
     if causal is None and past_key is None and fused.input(4) is None:
@@ -61,13 +49,6 @@ def _read(fused: FusedNode) -> Site:
         ),
         sinks=sinks is not None,
     )
-    shapes = fused.shape(query.value), fused.shape(key.value)
-    cross = (
-        past_key is None
-        and shapes[0] is not None
-        and shapes[1] is not None
-        and shapes[0][1] != shapes[1][key_axis]
-    )
     kv_len = "kv_len" if past_key is not None else fused.dim(key.value, key_axis, "kv_len")
     over, under, agreed = upstream.joint(query, key, fused.context, fused.node, cache=False)
     # repeated heads are what the values would have to share
@@ -85,7 +66,7 @@ def _read(fused: FusedNode) -> Site:
         rotary=agreed.rotary,
         qk_norm=agreed.norm,
         cache=None if past_key is None else CacheSpec(growth="concat"),
-        cross=cross,
+        cross=past_key is None and _other_lengths(fused, query, key, key_axis),
         io_dtype=fused.dtype(first),
         batch=fused.dim(first, 0, "batch"),
         q_len=fused.dim(first, 1, "q_len"),
@@ -106,6 +87,36 @@ def _read(fused: FusedNode) -> Site:
         **bound.operands,
     )
     return _site(fused, spec, operands, (*over.nodes, *under.nodes))
+
+
+def _refuse_what_no_spec_says(fused: FusedNode) -> None:
+    for index, name in ((8, "past_sequence_length"), (9, "cache_indirection")):
+        if fused.input(index) is not None:
+            fused.refuse("shared-buffer", f"input {name} makes the past a shared buffer")
+    if fused.output(3) is not None:
+        fused.refuse("qk-output", "its scores are read, whose kind the op does not state")
+    if (fused.input(6) is None) != (fused.input(7) is None):
+        fused.refuse("past-incomplete", "only one of past_key and past_value is given")
+
+
+def _past(fused: FusedNode, count: int) -> tuple[Heads | None, Heads | None]:
+    key, value = (
+        None if past is None else fused.heads(past, Layout.BHSD, count)
+        for past in (fused.input(6), fused.input(7))
+    )
+    return key, value
+
+
+def _causal(fused: FusedNode, past_key: Heads | None) -> CausalAlignment | None:
+    if not fused.whole("unidirectional", 0):
+        return None
+    return CausalAlignment.TOP_LEFT if past_key is None else CausalAlignment.BOTTOM_RIGHT
+
+
+def _other_lengths(fused: FusedNode, query: Heads, key: Heads, key_axis: int) -> bool:
+    """Whether there are known to be more or fewer keys than queries."""
+    rows, keys = fused.shape(query.value), fused.shape(key.value)
+    return rows is not None and keys is not None and rows[1] != keys[key_axis]
 
 
 def _scale(fused: FusedNode, dim: int, above: float) -> float | None:
