@@ -13,7 +13,7 @@ import pytest
 from mha_export.errors import InputError
 from mha_export.forms import all_forms
 from mha_export.jobs import ExportSettings, SourceSettings, export_model, inspect_model
-from mha_export.jobs.export import _destinations
+from mha_export.jobs._destinations import destinations_of
 from mha_export.report.records import read_export, validate
 
 
@@ -251,7 +251,7 @@ def test_the_dtype_of_a_variant_is_that_of_its_model(encoder: Path, tmp_path: Pa
 
 
 def test_every_precision_asked_of_a_target_can_veto_a_form() -> None:
-    one, *more = _destinations(["openvino:bf16", "openvino:f32", "cpu"], ExportSettings())
+    one, *more = destinations_of(["openvino:bf16", "openvino:f32", "cpu"], ExportSettings())
     assert one.precisions == ("bf16", "f32")
     assert [other.name for other in more] == ["cpu"]
 
