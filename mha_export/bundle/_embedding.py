@@ -114,6 +114,6 @@ def options_of(target: str, *, dtype: str) -> dict[str, dict[str, str]]:
             "onnxruntime-node": {"enableMemPattern": "0", "executionMode": "sequential"},
         }
     if target in ("openvino", PORTABLE):
-        precision = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}[dtype]
+        precision = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "fp64": "f32"}[dtype]
         return {"openvino": {"INFERENCE_PRECISION_HINT": precision}}
     return {}

@@ -116,15 +116,20 @@ def output_option(help_text: str, *, required: bool = True) -> Decorator[Any]:
 
 
 def source_options(command: F) -> F:
+    """How a source is turned into a graph, and in which precision."""
+    dtype = click.option(
+        "--dtype",
+        type=click.Choice(["fp32", "fp16", "bf16"]),
+        help="Cast the export to this precision.",
+    )
+    return dtype(reading_options(command))
+
+
+def reading_options(command: F) -> F:
     """How a source is turned into a graph."""
     for option in reversed(
         [
             click.option("--task", metavar="TASK", help="Hugging Face task, e.g. text-generation."),
-            click.option(
-                "--dtype",
-                type=click.Choice(["fp32", "fp16", "bf16"]),
-                help="Cast the export to this precision.",
-            ),
             click.option("--opset", type=click.IntRange(13, 26), help="Version of ai.onnx."),
             click.option(
                 "--exporter",

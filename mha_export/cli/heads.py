@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mha_export.cli._head_options import data_options, head_options
-from mha_export.cli._options import json_option, output_option, source_options
+from mha_export.cli._options import json_option, output_option, reading_options
 from mha_export.cli._terminal import (
     finish,
     print_line,
@@ -37,7 +37,7 @@ COLUMNS = (
 )
 @click.option("--sample", default=0, show_default=True, help="Sample the maps are drawn for.")
 @output_option("JSON file to write; `report` makes a page of it.", required=False)
-@source_options
+@reading_options
 @json_option
 @click.pass_context
 def command(

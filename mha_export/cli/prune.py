@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mha_export.cli._head_options import data_options, head_options
-from mha_export.cli._options import json_option, output_option, source_options
+from mha_export.cli._options import json_option, output_option, reading_options
 from mha_export.cli._terminal import (
     finish,
     print_line,
@@ -45,7 +45,7 @@ from mha_export.cli._terminal import (
 @click.option("--time", is_flag=True, help="Time the model before and after, in turn, on cpu.")
 @data_options
 @output_option("Model to write, .onnx; its record goes beside it as .json.")
-@source_options
+@reading_options
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: str, output: Path, as_json: bool, **options: Any) -> None:

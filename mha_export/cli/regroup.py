@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mha_export.cli._head_options import data_options, head_options
-from mha_export.cli._options import json_option, output_option, source_options
+from mha_export.cli._options import json_option, output_option, reading_options
 from mha_export.cli._terminal import finish, progress_shown
 from mha_export.cli.prune import show_surgery
 
@@ -32,7 +32,7 @@ from mha_export.cli.prune import show_surgery
 )
 @data_options
 @output_option("Model to write, .onnx; its record goes beside it as .json.")
-@source_options
+@reading_options
 @json_option
 @click.pass_context
 def command(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx_ir as ir
-
 from mha_export.jobs._destinations import Destination
 from mha_export.jobs._plan import ANY_SITE, Plan
 from mha_export.jobs.inspect import count_nodes
@@ -37,16 +35,6 @@ def variant_record(
         ),
         refusal=rewritten.refusal,
     )
-
-
-def float_dtype(model: ir.Model) -> DType:
-    """The coarsest floating-point type among inputs, outputs and weights."""
-    graph = model.graph
-    values = (*graph.inputs, *graph.outputs, *graph.initializers.values())
-    found = {value.dtype for value in values}
-    if ir.DataType.BFLOAT16 in found:
-        return DType.BF16
-    return DType.FP16 if ir.DataType.FLOAT16 in found else DType.FP32
 
 
 def _outcome(outcome: SiteOutcome) -> SiteOutcomeRecord:

@@ -61,8 +61,14 @@ def open_heads(
     """Read, recognise, and find the projections of every layer.
 
     Errors:
-        InputError: the model or the data can't be read, or the model has no attention.
+        InputError: the model or the data can't be read, the model has no attention, or a
+            precision is asked for: heads are looked at in the model's own.
     """
+    if settings.dtype is not None:
+        raise InputError(
+            f"heads are not cast to {settings.dtype}: the model keeps its precision",
+            fix="leave dtype out, and cast what is written with `mha-export export --dtype`",
+        )
     if options.data is not None and not options.data.is_file():
         raise InputError(f"{options.data}: no such file", fix="check --data")
     progress("reading the model")

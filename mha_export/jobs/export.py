@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from mha_export.errors import InputError
 from mha_export.frontends import LoadedModel, open_source
+from mha_export.jobs._casting import cast_model
 from mha_export.jobs._destinations import destinations_of
 from mha_export.jobs._export_record import (
     decided_by,
-    float_dtype,
     notices_of,
     unused_choices,
     variant_record,
@@ -36,10 +36,10 @@ from mha_export.jobs._store import (
 )
 from mha_export.jobs.inspect import model_record, site_records
 from mha_export.measure.model_inputs import workload_sizes
+from mha_export.measure.reference_run import model_dtype
 from mha_export.recognise import NotAttention, Recognition
 from mha_export.report.records import ExportRecord, VariantRecord, validate, write_json
-from mha_export.rewrite import with_dtype, with_quantised_weights
-from mha_export.spec import DType
+from mha_export.rewrite import with_quantised_weights
 
 
 def export_model(
@@ -90,7 +90,7 @@ def export_model(
             rewritten = exporter.variant(destination, check)
             models[destination.stem] = caching.describe(rewritten.model)
             notes = (*check.notes(destination.loaders()), *exporter.notes(destination))
-            variants.append(variant_record(destination, rewritten, float_dtype(model), notes))
+            variants.append(variant_record(destination, rewritten, model_dtype(model), notes))
     refused = any(variant.refusal is not None for variant in variants)
     record = ExportRecord(
         model=model_record(loaded),
@@ -126,9 +126,9 @@ def _as_asked(
     Not rewritten yet: variants are judged against it, on the same inputs, of the same types.
     """
     changes = []
-    if source.dtype not in (None, DType.FP32):
-        progress(f"casting to {source.dtype}")
-        model = with_dtype(model, source.dtype)
+    cast = cast_model(model, source.dtype, progress)
+    if cast is not model:
+        model = cast
         changes.append(f"is the model cast to {source.dtype}")
     if settings.weights != "keep":
         progress(f"quantising weights to {settings.weights}")

@@ -7,12 +7,12 @@ from typing import Any
 import onnx_ir as ir
 
 from mha_export.frontends import LoadedModel, open_source
+from mha_export.jobs._casting import cast_model
 from mha_export.jobs._progress import Progress, silent
 from mha_export.jobs._result import JobResult
 from mha_export.jobs._settings import SourceSettings
 from mha_export.recognise import Recognition, recognise
 from mha_export.report.records import InspectRecord, ModelRecord, SiteRecord, validate
-from mha_export.rewrite import with_dtype
 
 
 def inspect_model(
@@ -29,7 +29,7 @@ def inspect_model(
     settings = settings or SourceSettings()
     progress("reading the model")
     loaded = open_source(source, settings.for_frontend())
-    model = loaded.model if settings.dtype is None else with_dtype(loaded.model, settings.dtype)
+    model = cast_model(loaded.model, settings.dtype, progress)
     progress("recognising attention")
     recognition = recognise(model)
     record = InspectRecord(

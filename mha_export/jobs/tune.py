@@ -11,6 +11,7 @@ from typing import Any
 
 from mha_export.errors import InputError
 from mha_export.frontends import LoadedModel, open_source
+from mha_export.jobs._casting import cast_model
 from mha_export.jobs._defaults import opset_for
 from mha_export.jobs._phases import Graph, plan_name
 from mha_export.jobs._progress import Progress, silent
@@ -22,7 +23,6 @@ from mha_export.measure.model_inputs import workload_sizes
 from mha_export.measure.tuning import SPENT, Tried, Way, lengths_at, try_ways, ways
 from mha_export.recognise import Site, recognise
 from mha_export.report.records import validate, write_json
-from mha_export.rewrite import with_dtype
 from mha_export.spec import AttentionSpec
 from mha_export.targets import TargetRequest, Unavailable, capabilities_for, parse_target
 
@@ -88,9 +88,7 @@ def tune_model(
         )
     progress("reading the model")
     loaded = open_source(source, source_settings.for_frontend())
-    model = loaded.model
-    if source_settings.dtype is not None:
-        model = with_dtype(model, source_settings.dtype)
+    model = cast_model(loaded.model, source_settings.dtype, progress)
     progress("recognising attention")
     sites = [site for site in recognise(model).sites if site.replaceable]
     if not sites:

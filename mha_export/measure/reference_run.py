@@ -81,7 +81,7 @@ class ModelReference:
         self._seeds = tuple(seeds)
         told = _PRECISION.get(precision or "")
         self._of = {} if told else _value_dtypes(model)
-        self.dtype = told or _model_dtype(model)
+        self.dtype = told or model_dtype(model)
         self._wide, why = _widened(plain)
         self._ort = PlainOrt.of(model)
         self._sessions: dict[str, ReferenceSession] = {}
@@ -90,7 +90,7 @@ class ModelReference:
         if self._wide is not None:
             self.against = "original in float64 (reference)"
         else:
-            self.against = f"original in {_model_dtype(model).value}, unoptimised: {why}"
+            self.against = f"original in {model_dtype(model).value}, unoptimised: {why}"
         self.members: tuple[str, ...] = ()
 
     def expected(self, case: ModelCase) -> Expected:
@@ -201,7 +201,7 @@ class ModelReference:
                 yield name, self._rounded.run(_wide_inputs(inputs), seed=seed)
         else:
             yield from self._perturbed(inputs)
-        if self.dtype is not _model_dtype(self._model):
+        if self.dtype is not model_dtype(self._model):
             return  # the graph's own precision is finer than what was asked for
         plain: list[tuple[str, Callable[[Arrays], dict[str, np.ndarray]]]] = []
         if self._wide is not None:
@@ -222,7 +222,7 @@ class ModelReference:
             yield "original on inputs one rounding apart", self._fallback(moved)
 
 
-def _model_dtype(model: ir.Model) -> DType:
+def model_dtype(model: ir.Model) -> DType:
     """The coarsest floating-point type among inputs, outputs and weights."""
     values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
     found = [dtype for v in values if (dtype := dtype_of(v.dtype)) is not None]

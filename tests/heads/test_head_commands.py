@@ -16,7 +16,7 @@ from mha_export.cli._group import cli
 from mha_export.errors import InputError, MhaExportError
 from mha_export.heads.data import read_samples
 from mha_export.heads.surgery import Pruned
-from mha_export.jobs import HeadOptions, PruneGoal, prune_model, regroup_model
+from mha_export.jobs import HeadOptions, PruneGoal, SourceSettings, prune_model, regroup_model
 from mha_export.report.records import HeadsRecord, SurgeryRecord, read_record
 
 CORPUS = Path(__file__).parents[2] / "graphs" / "corpus"
@@ -337,3 +337,16 @@ def test_a_layer_that_is_not_its_own(tmp_path: Path) -> None:
             cli, ["prune", str(file), "--heads", "0:0", "-o", str(out)], catch_exceptions=False
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_precision_is_refused_where_heads_keep_their_own(
+    encoder_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="heads are not cast to fp16"):
+        regroup_model(
+            encoder_file,
+            kv_heads=1,
+            options=HeadOptions(),
+            output=tmp_path / "regrouped.onnx",
+            settings=SourceSettings(dtype="fp16"),
+        )

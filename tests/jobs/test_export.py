@@ -12,9 +12,17 @@ import pytest
 
 from mha_export.errors import InputError
 from mha_export.forms import all_forms
-from mha_export.jobs import ExportSettings, SourceSettings, export_model, inspect_model
+from mha_export.jobs import (
+    ExportSettings,
+    SourceSettings,
+    build_graph,
+    export_model,
+    inspect_model,
+)
 from mha_export.jobs._destinations import destinations_of
+from mha_export.operands import ir_dtype
 from mha_export.report.records import read_export, validate
+from mha_export.spec import AttentionSpec, DType
 
 
 def ops(path: Path) -> Counter[str]:
@@ -202,22 +210,46 @@ def test_an_unknown_target_of_an_export_is_answered_with_every_name_it_takes(
     assert str(caught.value.fix).endswith("all, portable")
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_a_cast_export_is_judged_against_the_cast_model(
-    encoder: Path, tmp_path: Path, dtype: str
+def _in(dtype: str, folder: Path) -> Path:
+    """An attention in ``dtype``."""
+    spec = AttentionSpec(q_heads=2, kv_heads=2, head_dim=4, io_dtype=dtype)
+    return build_graph(spec, output=folder / f"{dtype}.onnx").files[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "dtype", "cast"),
+    [
+        ("fp32", "fp16", True),
+        ("fp32", "bf16", True),
+        ("fp16", "fp32", True),
+        ("fp32", "fp32", False),
+        ("fp64", None, False),
+        ("fp16", None, False),
+    ],
+)
+def test_an_export_has_the_precision_it_says_and_is_judged_against_the_model_in_it(
+    tmp_path: Path, own: str, dtype: str | None, cast: bool
 ) -> None:
     out = tmp_path / "out"
     result = export_model(
-        encoder, targets=["reference"], out=out, source_settings=SourceSettings(dtype=dtype)
+        _in(own, tmp_path),
+        targets=["reference"],
+        out=out,
+        source_settings=SourceSettings(dtype=dtype),
     )
-    assert any(f"cast to {dtype}" in notice for notice in result.notices)
+    assert any(f"cast to {dtype}" in notice for notice in result.notices) is cast
     (variant,) = result.document["variants"]
-    assert variant["dtype"] == dtype
+    assert variant["dtype"] == (dtype or own)
     types = [
         [v.dtype for v in ir.load(out / f"{n}.onnx").graph.inputs]
         for n in ("original", "reference")
     ]
-    assert types[0] == types[1]
+    assert types[0] == types[1] == [ir_dtype(DType(dtype or own))] * 3
+
+
+def test_double_precision_is_not_cast_in_silence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="in fp64, which is not cast"):
+        inspect_model(_in("fp64", tmp_path), settings=SourceSettings(dtype="fp16"))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "int4-qdq"])
@@ -238,16 +270,6 @@ def test_quantised_weights_are_in_what_the_rewriting_is_judged_against(
         for name in ("original", "cpu")
     ]
     assert counts[0] == counts[1] > 0
-
-
-def test_the_dtype_of_a_variant_is_that_of_its_model(encoder: Path, tmp_path: Path) -> None:
-    """A model that comes in fp16 is recorded as such, without ``--dtype``."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    export_model(
-        encoder, targets=["reference"], out=first, source_settings=SourceSettings(dtype="fp16")
-    )
-    result = export_model(first / "original.onnx", targets=["reference"], out=second)
-    assert [variant["dtype"] for variant in result.document["variants"]] == ["fp16"]
 
 
 def test_every_precision_asked_of_a_target_can_veto_a_form() -> None:
