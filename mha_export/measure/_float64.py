@@ -129,9 +129,10 @@ def _widen_attributes(node: ir.Node) -> None:
                 node.attributes[name] = ir.AttrTensor(name, _wide(tensor))
         elif name in _TYPE_ATTRIBUTES and _names_float(attribute):
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
-    floats = {"value_float": np.float64, "value_floats": np.float64}
-    for name in floats.keys() & node.attributes.keys():
-        attribute = node.attributes.pop(name)
+    for name in ("value_float", "value_floats"):
+        attribute = node.attributes.pop(name, None)
+        if attribute is None:
+            continue
         array = np.asarray(attribute.value, dtype=np.float64)
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
     if node.op_type == "ConstantOfShape" and "value" not in node.attributes:

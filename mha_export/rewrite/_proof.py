@@ -204,7 +204,7 @@ def _replacement_graph(shown: Exhibit, choice: Choice) -> tuple[ir.Graph, Collec
     for value in emission.initializers:
         graph.register_initializer(value)
     graph.extend(emission.nodes)
-    for domain in {node.domain for node in emission.nodes} - {""}:
+    for domain in sorted({node.domain for node in emission.nodes} - {""}):
         graph.opset_imports.setdefault(domain, 1)
     new = {id(old): value for old, value in emission.replacements}
     _name_outputs(graph, {role: new[id(old)] for role, old in shown.outputs.items()})

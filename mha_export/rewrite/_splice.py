@@ -71,7 +71,7 @@ def splice(model: ir.Model, site: Site, emission: Emission) -> None:
     owner.insert_before(last, nodes)
     for old, new in emission.replacements:
         take_place(old, new)
-    for domain in {node.domain for node in nodes} - {""}:
+    for domain in sorted({node.domain for node in nodes} - {""}):
         version = 1 if domain == MICROSOFT else _function_version(emission, domain)
         model.graph.opset_imports.setdefault(domain, version)
         if isinstance(owner, ir.Function):
