@@ -90,9 +90,18 @@ def prune_model(
 
     Beside ``OUT.onnx`` lies ``OUT.json``: what went, quality, sizes and the curves.
 
+    Args:
+        source: a model, as for ``export``.
+        goal: which heads go, or how many, or until when.
+        options: the data and the loss.
+        output: model to write.
+        settings: how the source is read.
+        progress: told of every step.
+
     Errors:
         InputError: bad model, data or goal; a layer or head that is not there or can't go; all
-            heads of all layers. CheckFailedError: the new model is not equal (a bug).
+            heads of all layers.
+        CheckFailedError: the new model is not equal (a bug).
     """
     output = Path(output)
     check_output(output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mha_export.heads import Regrouped, head_model, regroup
 from mha_export.heads.checking import difference_from_original
@@ -37,7 +37,17 @@ def regroup_model(
 
     With data both groupings are made and the quality of both is told; ``auto`` writes the better
     one. Without data ``auto`` is ``similar``, and a note says that nothing was compared. Repeated
-    heads are proven equal to the original first. ``align``: see :func:`regroup`.
+    heads are proven equal to the original first.
+
+    Args:
+        source: a model, as for ``export``.
+        kv_heads: how many key/value heads each layer is to have.
+        options: the data and the loss.
+        output: model to write; its record goes beside it.
+        grouping: which heads are averaged together.
+        align: turn the heads of a group towards one another first.
+        settings: how the source is read.
+        progress: told of every step.
 
     Errors:
         InputError: bad model or data, a layer that can't be changed, a number that doesn't divide.
@@ -50,28 +60,20 @@ def regroup_model(
     first: Grouping = "similar" if grouping == "auto" else grouping
     found = regroup(opened.heads, kv_heads, grouping=first, align=align)
     exact = all(len(groups) > _before(opened, number) for number, groups in found.groups.items())
-    difference = None
-    if exact:
-        origins = {n: [group[0] for group in groups] for n, groups in found.groups.items()}
-        difference = difference_from_original(
-            opened.heads, found.model, origins, check_cases(opened, options), opened.evaluator
-        )
-        require_equal(difference, "the original")
+    difference = _proven(opened, options, found) if exact else None
     judged: dict[Grouping, float] = {}
-    quality: float | None = None
     measure: Measure | None = None
     if opened.samples is not None:
         progress("quality on the data")
         _, judge = scorers(opened, options, gated_of(opened, options))
         measure = judge.measure
-        quality = judged[first] = _quality(opened, judge, found)
-        for second in () if exact else get_args(Grouping):
-            if second == first:
-                continue
+        judged[first] = _quality(opened, judge, found)
+        if not exact:
+            second: Grouping = "contiguous" if first == "similar" else "similar"
             rival = regroup(opened.heads, kv_heads, grouping=second, align=align)
             judged[second] = _quality(opened, judge, rival)
-            if grouping == "auto" and judged[second] > quality:
-                first, found, quality = second, rival, judged[second]
+            if grouping == "auto" and judged[second] > judged[first]:
+                first, found = second, rival
     notes = tuple(opened.loaded.notes)
     if grouping == "auto" and not exact and not judged:
         notes += ("groups of similar weights were averaged; without --data no other was compared",)
@@ -87,13 +89,27 @@ def regroup_model(
         heads_after=sum(layer.heads for layer in opened.heads.layers),
         loss=None if measure is None else measure.name,
         quality_name=None if measure is None else measure.quality_name,
-        quality=quality,
+        quality=judged.get(first),
         quality_other={} if exact else judged,
         check="the original" if exact else None,
         check_max_abs=difference,
         notes=notes,
     )
     return JobResult(document=record.to_json(), notices=record.notes, files=files)
+
+
+def _proven(opened: Opened, options: HeadOptions, found: Regrouped) -> float:
+    """How far a model with repeated heads is from the original, which is no more than rounding.
+
+    Errors:
+        CheckFailedError: it is more (a bug).
+    """
+    origins = {n: [group[0] for group in groups] for n, groups in found.groups.items()}
+    difference = difference_from_original(
+        opened.heads, found.model, origins, check_cases(opened, options), opened.evaluator
+    )
+    require_equal(difference, "the original")
+    return difference
 
 
 def _before(opened: Opened, number: int) -> int:
