@@ -149,7 +149,16 @@ class RunSettings:
 def split_settings(
     options: Mapping[str, Any],
 ) -> tuple[SourceSettings, ExportSettings, RunSettings]:
-    """Divide the options of ``check`` (or of one of its parts) among the jobs they steer."""
+    """Divide the options of ``check`` (or of one of its parts) among the jobs they steer.
+
+    Errors:
+        InputError: an option that steers none of them, or a value that is none.
+    """
+    kinds = (SourceSettings, ExportSettings, RunSettings)
+    known = sorted({item.name for kind in kinds for item in fields(kind)} - {"workloads"})
+    for name in options:
+        if name not in known:
+            raise InputError(f"there is no option {name!r}", fix=f"one of {', '.join(known)}")
     return (
         SourceSettings(**_named_in(SourceSettings, options)),
         ExportSettings(**_named_in(ExportSettings, options)),

@@ -41,6 +41,7 @@ def inspect_model(
 
 
 def model_record(loaded: LoadedModel) -> ModelRecord:
+    """What a record says of the model as it was read."""
     graph = loaded.model.graph
     return ModelRecord(
         name=loaded.name,
@@ -58,4 +59,5 @@ def count_nodes(model: ir.Model) -> int:
 
 
 def site_records(recognition: Recognition) -> tuple[SiteRecord, ...]:
+    """Every verdict, in the order of the graph."""
     return tuple(SiteRecord.from_json(verdict.to_json()) for verdict in recognition.verdicts)

@@ -50,8 +50,6 @@ class Report:
         doctors: by machine id.
         damaged: files that were left out.
         changes: against an earlier report; None where none was given.
-        heads, surgeries: what is known of models' heads, and models with other heads.
-        plans: what ``tune`` measured and chose.
     """
 
     runs: tuple[ResultsRecord, ...]
@@ -63,14 +61,17 @@ class Report:
 
     @property
     def heads(self) -> tuple[HeadsRecord, ...]:
+        """What is known of models' heads."""
         return tuple(record for run in self.runs for record in run.heads)
 
     @property
     def surgeries(self) -> tuple[SurgeryRecord, ...]:
+        """Models that were given other heads."""
         return tuple(record for run in self.runs for record in run.surgeries)
 
     @property
     def plans(self) -> tuple[PlanRecord, ...]:
+        """What ``tune`` measured and chose."""
         return tuple(record for run in self.runs for record in run.plans)
 
     @property

@@ -102,6 +102,7 @@ def has_gpu() -> bool:
 
 
 def device_name() -> str:
+    """What the provider computes on, as far as that can be told without starting it."""
     if platform.system() != "Linux":
         return "WebGPU adapter of this system"
     return "Vulkan device" if has_gpu() else "SwiftShader (software Vulkan)"

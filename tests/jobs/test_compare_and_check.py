@@ -66,6 +66,13 @@ def test_check_stops_where_the_export_failed(encoder18: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["quik", "workloads", "targets"])
+def test_an_option_that_steers_nothing_is_refused(encoder: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=f"no option '{name}'") as caught:
+        check_source(encoder, out=tmp_path / "out", options={name: True})
+    assert "quick" in str(caught.value.fix)
+
+
 def test_an_export_folder_is_checked_as_it_is(
     exported: Path, encoder_scaled: Path, tmp_path: Path
 ) -> None:
