@@ -132,6 +132,14 @@ def compare(spec: AttentionSpec, case: Case, outputs: Arrays) -> Iterator[Findin
     yield from _compare_cache(spec, case, exact, outputs)
 
 
+def mistakes(
+    spec: AttentionSpec, session: OrtSession | ReferenceSession, case: Case
+) -> list[Finding]:
+    """What a session of a canonical graph of ``spec`` gets wrong in one case."""
+    outputs = session.run(feeds(spec, case.inputs))
+    return list(compare(spec, case, oracle_outputs(spec, outputs)))
+
+
 def _compare_scores(
     spec: AttentionSpec, case: Case, exact: OracleResult, actual: np.ndarray
 ) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
-from runtimes import Finding, OrtSession, ReferenceSession, compare
+from runtimes import OrtSession, ReferenceSession, compare, mistakes
 from strategies import attention_specs
 
-from mha_export.cases import Case, cases
+from mha_export.cases import cases
 from mha_export.feeds import feeds, merge_heads, oracle_outputs
 from mha_export.forms import FormParams, Unsupported, build_model, form_named
 from mha_export.forms import grouped as module
@@ -51,11 +51,6 @@ def _model(spec: AttentionSpec, *, opset: int = 18) -> ir.Model:
 
 def _types(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph]
-
-
-def _wrong(spec: AttentionSpec, session: Any, case: Case) -> Iterator[Finding]:
-    outputs = session.run(feeds(spec, case.inputs))
-    return compare(spec, case, oracle_outputs(spec, outputs))
 
 
 def _tokens(steps: int, *, batch: int = 2) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -137,7 +132,7 @@ def test_rows_of_a_batch_have_lengths_of_their_own() -> None:
     session = OrtSession(_model(spec, opset=24))
     case = next(iter(cases(spec, battery="quick", dims={"batch": 3})))
     inputs = case.inputs.replace(kv_lengths=np.array([1, 7, LENGTH]))
-    wrong = list(_wrong(spec, session, dataclasses.replace(case, inputs=inputs)))
+    wrong = mistakes(spec, session, dataclasses.replace(case, inputs=inputs))
     assert not wrong, str(wrong[0])
 
 
@@ -172,7 +167,7 @@ def test_the_queries_of_a_group_are_rows() -> None:
 def test_one_query_at_the_end_needs_no_diagonal(spec: AttentionSpec, compares: int) -> None:
     assert _types(_model(spec)).count("LessOrEqual") == compares
     for case in cases(spec, battery="ordinary"):
-        wrong = list(_wrong(spec, OrtSession(_model(spec)), case))
+        wrong = mistakes(spec, OrtSession(_model(spec)), case)
         assert not wrong, str(wrong[0])
 
 
@@ -232,7 +227,7 @@ def test_any_spec(spec: AttentionSpec) -> None:
         return
     session = OrtSession(_model(spec, opset=24))
     for case in cases(spec, battery="quick"):
-        wrong = list(_wrong(spec, session, case))
+        wrong = mistakes(spec, session, case)
         assert not wrong, str(wrong[0])
 
 
@@ -248,7 +243,7 @@ def test_the_reference_evaluator_agrees(name: str) -> None:
     spec, opset = RUNS[name]
     session = ReferenceSession(_model(spec, opset=opset))
     for case in cases(spec, battery="quick"):
-        wrong = list(_wrong(spec, session, case))
+        wrong = mistakes(spec, session, case)
         assert not wrong, str(wrong[0])
 
 
@@ -280,9 +275,9 @@ def _tiled(queries: Callable) -> Callable:
 def test_planted_tiled_heads_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = _static()
     case = next(iter(cases(spec, battery="quick")))
-    assert not list(_wrong(spec, OrtSession(_model(spec)), case))
+    assert not mistakes(spec, OrtSession(_model(spec)), case)
     monkeypatch.setattr(Groups, "queries", _tiled(Groups.queries))
-    assert list(_wrong(spec, OrtSession(_model(spec)), case))
+    assert mistakes(spec, OrtSession(_model(spec)), case)
 
 
 def test_planted_dropped_lengths_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,15 +285,15 @@ def test_planted_dropped_lengths_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
     case = next(iter(cases(spec, battery="quick")))
     lengths = np.full(case.dims["batch"], 5)
     case = dataclasses.replace(case, inputs=case.inputs.replace(kv_lengths=lengths))
-    assert not list(_wrong(spec, OrtSession(_model(spec)), case))
+    assert not mistakes(spec, OrtSession(_model(spec)), case)
     monkeypatch.setattr(module, "_needed", lambda spec, operands: frozenset())
-    assert list(_wrong(spec, OrtSession(_model(spec)), case))
+    assert mistakes(spec, OrtSession(_model(spec)), case)
 
 
 def test_a_planted_dropped_diagonal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three queries: what holds for one query at the end does not hold for them."""
     spec = _static().replace(q_len=3)
     case = next(iter(cases(spec, battery="quick")))
-    assert not list(_wrong(spec, OrtSession(_model(spec)), case))
+    assert not mistakes(spec, OrtSession(_model(spec)), case)
     monkeypatch.setattr(module, "_needed", lambda spec, operands: frozenset({"lengths"}))
-    assert list(_wrong(spec, OrtSession(_model(spec)), case))
+    assert mistakes(spec, OrtSession(_model(spec)), case)

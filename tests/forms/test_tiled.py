@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from emission import emitted_model, graph_input, run_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runtimes import Finding, OrtSession, ReferenceSession, compare
+from runtimes import OrtSession, ReferenceSession, compare, mistakes
 from strategies import attention_specs
 
 from mha_export.cases import Case, cases
@@ -58,13 +58,8 @@ def _case(spec: AttentionSpec, **dims: int) -> Case:
     return next(iter(cases(spec, dims={"batch": 1} | dims, battery="quick")))
 
 
-def _wrong(spec: AttentionSpec, session: Any, case: Case) -> Iterator[Finding]:
-    outputs = session.run(feeds(spec, case.inputs))
-    return compare(spec, case, oracle_outputs(spec, outputs))
-
-
 def _exact(spec: AttentionSpec, case: Case, **options: Any) -> None:
-    wrong = list(_wrong(spec, OrtSession(_model(spec, **options)), case))
+    wrong = mistakes(spec, OrtSession(_model(spec, **options)), case)
     assert not wrong, "\n".join(str(finding) for finding in wrong)
 
 
@@ -93,7 +88,7 @@ def test_a_dynamic_length_is_exact(name: str) -> None:
     spec = DYNAMIC[name]
     session = OrtSession(_model(spec))
     for length in LENGTHS:
-        wrong = list(_wrong(spec, session, _case(spec, q_len=length)))
+        wrong = mistakes(spec, session, _case(spec, q_len=length))
         assert not wrong, f"length {length}: {wrong[0]}"
 
 
@@ -110,7 +105,7 @@ def test_a_past_before_fewer_queries_than_tiles(past: int, mask: str) -> None:
     session = OrtSession(_model(spec, mask=mask))
     for queries in (1, 2, 7, 8, 9, 17):
         case = _case(spec, q_len=queries, past_len=past, kv_len=past + queries)
-        wrong = list(_wrong(spec, session, case))
+        wrong = mistakes(spec, session, case)
         assert not wrong, f"{queries} queries: {wrong[0]}"
 
 
@@ -155,12 +150,9 @@ def test_a_static_length_is_exact(length: int, tiles: int, dtype: DType, mask: s
     spec = _spec(mask=_causal(), q_len=length, kv_len=length, io_dtype=dtype)
     case = _case(spec)
     model = _model(spec, tiles=tiles, mask=mask)
-    wrong = [f for f in _wrong(spec, OrtSession(model), case) if dtype is DType.FP32]
+    wrong = mistakes(spec, OrtSession(model), case)
     assert not wrong, str(wrong[0])
     assert not {"Shape", "Range"} & _types(model), "lengths are known: nothing to compute"
-    if dtype is DType.FP16:
-        found = oracle_outputs(spec, OrtSession(model).run(feeds(spec, case.inputs)))["output"]
-        np.testing.assert_allclose(found, attention(spec, case.inputs).output, atol=4e-3)
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
@@ -271,7 +263,7 @@ OPS = ("causal", "causal-one-head-each", "window", "band", "block", "padding", "
 def test_an_op_a_tile_is_exact_at_every_length(name: str) -> None:
     session = OrtSession(_model(DYNAMIC[name], **OP))
     for length in (*LENGTHS, LONG) if name in ("causal", "window") else LENGTHS:
-        wrong = list(_wrong(DYNAMIC[name], session, _case(DYNAMIC[name], q_len=length)))
+        wrong = mistakes(DYNAMIC[name], session, _case(DYNAMIC[name], q_len=length))
         assert not wrong, f"length {length}: {wrong[0]}"
 
 
@@ -281,7 +273,7 @@ def test_an_op_a_tile_after_a_past(past: int) -> None:
     session = OrtSession(_model(spec, **OP))
     for queries in (1, 2, 7, 8, 9, 17):
         case = _case(spec, q_len=queries, past_len=past, kv_len=past + queries)
-        wrong = list(_wrong(spec, session, case))
+        wrong = mistakes(spec, session, case)
         assert not wrong, f"{queries} queries: {wrong[0]}"
 
 
@@ -578,7 +570,7 @@ def test_any_spec_in_any_tiles(spec: AttentionSpec, tiles: int, mask: str) -> No
         return
     session = OrtSession(_model(spec, tiles=tiles, mask=mask))
     for case in cases(spec, battery="quick"):
-        wrong = list(_wrong(spec, session, case))
+        wrong = mistakes(spec, session, case)
         assert not wrong, str(wrong[0])
 
 
@@ -587,7 +579,7 @@ def test_the_reference_evaluator_agrees(name: str) -> None:
     spec = DYNAMIC[name]
     session = ReferenceSession(_model(spec))
     for length in (1, 3, 17):
-        wrong = list(_wrong(spec, session, _case(spec, q_len=length)))
+        wrong = mistakes(spec, session, _case(spec, q_len=length))
         assert not wrong, str(wrong[0])
 
 
@@ -677,7 +669,7 @@ def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
     case = _case(spec)
     _exact(spec, case, tiles=4)
     monkeypatch.setattr(owner, name, plant(getattr(owner, name)))
-    wrong = list(_wrong(spec, OrtSession(_model(spec, tiles=4)), case))
+    wrong = mistakes(spec, OrtSession(_model(spec, tiles=4)), case)
     assert wrong, "the case does not see it"
 
 

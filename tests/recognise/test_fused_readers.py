@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from emission import heads_of
 
-from mha_export.operands import Heads, Layout
 from mha_export.oracle import OracleInputs, RotaryInputs, attention
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._site import Rejection, Site
@@ -124,19 +124,13 @@ def bound_arrays(
     return found
 
 
-def bhsd(heads: Heads, array: np.ndarray) -> np.ndarray:
-    if heads.layout is Layout.BSM:
-        array = array.reshape(*array.shape[:2], heads.heads, -1)
-    return array if heads.layout is Layout.BHSD else array.transpose(0, 2, 1, 3)
-
-
 def oracle_inputs(site: Site, arrays: dict[ir.Value, np.ndarray]) -> OracleInputs:
     operands = site.operands
     parts: dict[str, Any] = {}
     for name in ("query", "key", "value", "past_key", "past_value"):
         heads = getattr(operands, name)
         if heads is not None:
-            parts[name] = bhsd(heads, arrays[heads.value])
+            parts[name] = heads_of(arrays[heads.value], heads)
     for name in (
         "keep", "bias", "key_padding", "kv_lengths", "prefix_lengths", "document_ids", "sinks",
         "q_norm_weight", "k_norm_weight", "q_norm_bias", "k_norm_bias",
@@ -166,7 +160,7 @@ def check(case: Case, *, reference: bool = False, tolerance: float = 2e-5) -> Si
     assert isinstance(verdict, Site), verdict.reason.message
     actual = run(model, feeds, reference)
     exact = attention(verdict.spec, oracle_inputs(verdict, bound_arrays(context, verdict, feeds)))
-    got = bhsd(verdict.output, actual[0])
+    got = heads_of(actual[0], verdict.output)
     np.testing.assert_allclose(got, exact.output, rtol=tolerance, atol=tolerance)
     if verdict.present_key is not None:
         name = verdict.present_key.value.name
@@ -420,7 +414,9 @@ def test_packed_projections_are_the_separate_ones_stacked() -> None:
     assert isinstance(site, Site)
     arrays = bound_arrays(context, site, feeds)
     for index, heads in enumerate((site.operands.query, site.operands.key, site.operands.value)):
-        assert np.array_equal(bhsd(heads, arrays[heads.value]), qkv[:, :, :, index].swapaxes(1, 2))
+        assert np.array_equal(
+            heads_of(arrays[heads.value], heads), qkv[:, :, :, index].swapaxes(1, 2)
+        )
 
 
 REFUSED = [

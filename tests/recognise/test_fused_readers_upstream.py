@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from emission import heads_of
 from onnx.reference import ReferenceEvaluator
 
-from mha_export.operands import Heads, Layout
+from mha_export.operands import Layout
 from mha_export.oracle import OracleInputs, RotaryInputs, attention
 from mha_export.recognise import recognise
 from mha_export.recognise._evaluate import Context
@@ -95,12 +96,6 @@ def feeds(*, cache: bool = False) -> dict[str, np.ndarray]:
     return found
 
 
-def bhsd(heads: Heads, array: np.ndarray) -> np.ndarray:
-    if heads.layout is Layout.BSM:
-        array = array.reshape(*array.shape[:2], heads.heads, -1)
-    return array if heads.layout is Layout.BHSD else array.transpose(0, 2, 1, 3)
-
-
 def agrees(model: ir.Model, site: Site, context: Context, given: dict[str, np.ndarray]) -> None:
     """The graph's output is the oracle's on the operands the site binds."""
     whole = ReferenceEvaluator(ir.to_proto(model))
@@ -117,7 +112,7 @@ def agrees(model: ir.Model, site: Site, context: Context, given: dict[str, np.nd
     }
     operands = site.operands
     parts: dict[str, Any] = {
-        name: bhsd(heads, arrays[heads.value.name])
+        name: heads_of(arrays[heads.value.name], heads)
         for name in ("query", "key", "value", "past_key", "past_value")
         if (heads := getattr(operands, name)) is not None
     }
@@ -129,7 +124,7 @@ def agrees(model: ir.Model, site: Site, context: Context, given: dict[str, np.nd
             cos=arrays[operands.rotary.cos.name], sin=arrays[operands.rotary.sin.name]
         )
     exact = attention(site.spec, OracleInputs(**parts))
-    got = bhsd(site.output, actual[site.output.value.name])  # type: ignore[index]
+    got = heads_of(actual[site.output.value.name], site.output)  # type: ignore[index]
     np.testing.assert_allclose(got, exact.output, rtol=2e-5, atol=2e-5)
 
 
@@ -369,10 +364,10 @@ def test_contributed_rotary_below_multi_head_attention(more: str) -> None:
         ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
     )
     actual = session.run(None, given)[0]
-    parts = {n: bhsd(site.operands.query, given[n[0]]) for n in ("query", "key", "value")}
+    parts = {n: heads_of(given[n[0]], site.operands.query) for n in ("query", "key", "value")}
     rotary = RotaryInputs(cos=given["cos"], sin=given["sin"], position_ids=given["ids"])
     exact = attention(site.spec, OracleInputs(**parts, rotary=rotary))
-    np.testing.assert_allclose(bhsd(site.output, actual), exact.output, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(heads_of(actual, site.output), exact.output, rtol=2e-5, atol=2e-5)
 
 
 def test_rotary_over_another_number_of_heads_is_left_alone() -> None:

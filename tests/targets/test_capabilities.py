@@ -222,6 +222,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch) -> No
     monkeypatch.setenv("MHA_EXPORT_CACHE", str(blocked))
     target = target_named("cpu")
     write_cached(target, None, target.availability(), MATRIX)
+    assert read_cached(target, None, target.availability()) is None
+    assert blocked.read_text() == ""
 
 
 def test_an_absent_target_probes_to_an_empty_matrix(tmp_path, monkeypatch) -> None:
