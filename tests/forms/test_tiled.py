@@ -248,9 +248,8 @@ def test_a_wider_softmax(sinks: bool) -> None:
     model = _model(spec, tiles=3)
     softmax = next(node for node in model.graph if node.op_type == "Softmax")
     assert softmax.inputs[0].dtype == ir.DataType.FLOAT
-    case = _case(spec, q_len=7)
-    found = oracle_outputs(spec, OrtSession(model).run(feeds(spec, case.inputs)))["output"]
-    np.testing.assert_allclose(found, attention(spec, case.inputs).output, atol=4e-3)
+    wrong = mistakes(spec, OrtSession(model), _case(spec, q_len=7))
+    assert not wrong, str(wrong[0])
 
 
 # Tiles of an Attention node each
