@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +11,9 @@ from mha_export.recognise._evaluate import Context
 
 MAX_NODES = 2000
 """A mask computed by more nodes than this is not searched for operands."""
+
+_LARGE = 1 << 24
+"""Whole numbers from here on are no longer exact in float32."""
 
 _BOOLEAN = frozenset(
     {
@@ -103,9 +106,13 @@ def padding_feeds(batch: int, keys: int) -> Iterator[np.ndarray]:
         yield rows[[(turn * batch + i) % len(rows) for i in range(batch)]]
 
 
-def rich_feed(batch: int, keys: int) -> np.ndarray:
-    """Integers that are no flags: they tell a test for non-zero from arithmetic on flags."""
-    pattern = np.asarray([1, 0, 2, 5, 1, 3, 0, 7], np.int64)
+def rich_feed(batch: int, keys: int, numbers: Iterable[int]) -> np.ndarray:
+    """Integers that are no flags: they tell a test for non-zero from another test, or arithmetic.
+
+    Among them those around ``numbers``, that the mask may compare them with.
+    """
+    beside = {n + step for n in numbers if n < _LARGE for step in (-1, 0, 1)} - {0}
+    pattern = np.asarray([1, 0, 2, 5, 1, 3, 0, 7, *sorted(beside)], np.int64)
     return np.stack([np.resize(np.roll(pattern, i), keys) for i in range(batch)])
 
 
@@ -125,3 +132,4 @@ def document_feeds(batch: int, keys: int) -> Iterator[np.ndarray]:
     for _ in range(2):
         yield np.sort(rng.integers(0, 3, (batch, keys)), axis=1)
     yield rng.integers(0, 4, (batch, keys))
+    yield rng.choice([1, 2, 1 + 2**20, 1 + 10**6], (batch, keys))

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mha_export.recognise._evaluate import Context
+from mha_export.recognise._masks_reach import SENTINEL, reach_of
 from mha_export.recognise._masks_sizes import Scores, ScoreShape, Sizes, shape_of
 from mha_export.recognise._masks_terms import MaskTerm
 from mha_export.spec import Fill
@@ -20,9 +21,6 @@ ABSORBING = -1e30
 
 LARGEST = 4200
 """Most keys a mask is looked at with; a mask that may be wider than this is not read."""
-
-_SENTINEL = 1 << 30
-"""Whole numbers from here on mean "to the end"."""
 
 LEAST_FINITE = -100.0
 """A two-valued mask whose lower value is above this is a bias, not a way to hide keys."""
@@ -268,12 +266,16 @@ class Extents:
 
     Attributes:
         number: largest whole number in the mask's own computation: perhaps a window or a chunk.
+        numbers: all of them, without their signs.
+        reach: number of tokens at which every rule has shown; infinite where that can't be told.
         widest: the constants that hold it.
         buffers: extents of stored matrices that the mask may be cut from.
         doubtful: whole numbers held as floats, too large to be looked past: widths unless fills.
     """
 
     number: int
+    numbers: frozenset[int]
+    reach: float
     widest: tuple[ir.Value, ...]
     buffers: frozenset[int]
     doubtful: frozenset[int]
@@ -292,7 +294,7 @@ def extents(subject: Subject) -> Extents:
             continue
         seen.add(value)
         stack.extend(context.content_inputs(value))
-        array = context.literal(value)
+        array = subject.fixed.get(value, context.literal(value))
         if array is None or array.dtype.kind not in "iufb":
             continue
         if array.ndim >= 2:
@@ -301,15 +303,18 @@ def extents(subject: Subject) -> Extents:
             continue
         for number in np.ravel(array):
             whole = np.isfinite(number) and float(number).is_integer()
-            if not whole or abs(float(number)) >= _SENTINEL:
+            if not whole or abs(float(number)) >= SENTINEL:
                 continue
             if array.dtype.kind == "f" and abs(number) > LARGEST:
                 doubtful.add(abs(int(number)))
             else:
                 holders.setdefault(abs(int(number)), []).append(value)
     number = max(holders, default=0)
+    reach = reach_of(context, [term.value for term in subject.terms], subject.fixed)
     return Extents(
         number=number,
+        numbers=frozenset(holders),
+        reach=reach,
         widest=tuple(holders.get(number, ())),
         buffers=frozenset(buffers),
         doubtful=frozenset(doubtful),

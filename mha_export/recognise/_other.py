@@ -120,7 +120,7 @@ def _weights_of(value: ir.Value, scene: Scene) -> ir.Node | None:
 
 def _varying(node: ir.Node, scene: Scene) -> list[ir.Value]:
     """Inputs that are neither one number nor stored."""
-    given = [v for v in node.inputs if v is not None and scene.uniform(v) is None]
+    given = [v for v in node.inputs if v is not None and scene.number(v) is None]
     return [v for v in given if not is_stored(v)]
 
 

@@ -223,7 +223,7 @@ def _guarded(condition: ir.Value, probabilities: ir.Value, node: ir.Node, scene:
 def _after_where(path: _Path, node: ir.Node, scene: Scene) -> list[_Path] | None:
     condition, yes, no = node.inputs
     where = no is path.value
-    number = scene.uniform(yes if where else no)
+    number = scene.number(yes if where else no)
     if condition is None or number is None or (yes if not where else no) is not path.value:
         return None
     maker = condition.producer()

@@ -16,6 +16,7 @@ from mha_export.recognise._draft import Anchor, Draft, read_draft
 from mha_export.recognise._evaluate import Context
 from mha_export.recognise._finish import finished
 from mha_export.recognise._fused_site import settled, with_rows
+from mha_export.recognise._lengths import Lengths
 from mha_export.recognise._movement import Views
 from mha_export.recognise._other import is_matrix, is_of_pairs, other_softmax
 from mha_export.recognise._prepare import prepared
@@ -48,9 +49,11 @@ def recognise(model: ir.Model, *, evaluator: Evaluator | None = None) -> Recogni
     """
     copy = prepared(model)
     context = Context(copy, evaluator=evaluator)
+    passes = assignments(copy.graph)
+    lengths = Lengths(passes)
     scenes = [
-        Scene(shapes=shapes, views=Views(shapes), context=context)
-        for shapes in assignments(copy.graph)
+        Scene(shapes=shapes, views=Views(shapes), context=context, lengths=lengths)
+        for shapes in passes
     ]
     divide_first(copy, scenes)
     context.prefer(scenes[0].shapes.sizes, scenes[0].shapes.known())

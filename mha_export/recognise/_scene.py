@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from mha_export.recognise._axes import View, broadcast_to, identity
 from mha_export.recognise._evaluate import Context
+from mha_export.recognise._lengths import Lengths
 from mha_export.recognise._movement import Views
 from mha_export.recognise._shapes import Shapes
 
@@ -19,11 +20,13 @@ class Scene:
 
     Attributes:
         context: what recognition by evaluation knows; shared by the scenes of one graph.
+        lengths: which contents follow from the sizes; shared likewise.
     """
 
     shapes: Shapes
     views: Views
     context: Context
+    lengths: Lengths
     _dtypes: dict[ir.Value, ir.DataType | None] = field(default_factory=dict)
 
     def dims(self, value: ir.Value) -> tuple[int, ...] | None:
@@ -32,28 +35,39 @@ class Scene:
         return None if dims is None or 0 in dims else dims
 
     def uniform(self, value: ir.Value | None) -> float | None:
-        """The one number that every element of ``value`` is, or None."""
+        """The one number that every element of ``value`` is at any size, or None."""
         if value is None:
             return None
+        number, holder = self._number(value)
+        return None if holder is not None and self.lengths.decide(holder) else number
+
+    def number(self, value: ir.Value | None) -> float | None:
+        """The one number that every element of ``value`` is at these sizes, or None."""
+        return None if value is None else self._number(value)[0]
+
+    def _number(self, value: ir.Value) -> tuple[float | None, ir.Value | None]:
+        """The number, and the value whose content says so."""
+        holder = value
         content = self.shapes.content(value)
         if content is None:
-            source = self.views.source(value)
-            content = self.shapes.content(source)
-            node = source.producer()
+            holder = self.views.source(value)
+            content = self.shapes.content(holder)
+            node = holder.producer()
             if content is None and node is not None:
                 if node.op_type == "ConstantOfShape":
                     filled = node.attributes.get_tensor("value", None)
                     content = np.zeros(1) if filled is None else np.asarray(filled.numpy())
                 elif node.op_type in ("Cast", "CastLike"):
-                    return self.uniform(node.inputs[0])
+                    assert node.inputs[0] is not None
+                    return self._number(node.inputs[0])
                 elif node.op_type == "Mul" and 0.0 in map(self.uniform, node.inputs):
-                    return 0.0
+                    return 0.0, None
         if content is None or content.size == 0 or content.dtype.kind in "US":
-            return None
+            return None, None
         first = content.reshape(-1)[0]
         if content.size > 1 and not np.all(content == first):
-            return None
-        return float(first)
+            return None, None
+        return float(first), holder
 
     def spread(self, value: ir.Value, dims: tuple[int, ...]) -> View | None:
         """``value`` broadcast to ``dims``, as a view of itself."""

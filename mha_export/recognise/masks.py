@@ -11,6 +11,7 @@ A padding operand is taken to hold flags (0 or 1) where the mask computes with i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Literal
@@ -201,7 +202,18 @@ def _read(
     if not masks_sizes.symbols_of(subject.context.model.graph).lengths:
         return _tried(subject, plans, [], anchor)  # there is no other size to be wrong at
     if bounds.number + 3 > LARGEST and not bounds.buffers:
-        return _read_wide(subject, bounds, plans, anchor)
+        return _read_wide(subject, inputs, bounds, plans, anchor)
+    return _read_far(subject, inputs, bounds, plans, anchor)
+
+
+def _read_far(
+    subject: Subject,
+    inputs: Sequence[ir.Value],
+    bounds: Extents,
+    plans: list[masks_sizes.Sizes],
+    anchor: ir.Node,
+) -> MaskReading | None:
+    """What the mask is at ordinary sizes and as far as its rules change."""
     large = _large_plans(subject, bounds, inputs, plans)
     if large is None:
         return None
@@ -222,23 +234,27 @@ def _certain(reading: MaskReading | None, doubtful: frozenset[int]) -> MaskReadi
 
 
 def _read_wide(
-    subject: Subject, bounds: Extents, plans: list[masks_sizes.Sizes], anchor: ir.Node
+    subject: Subject,
+    inputs: Sequence[ir.Value],
+    bounds: Extents,
+    plans: list[masks_sizes.Sizes],
+    anchor: ir.Node,
 ) -> MaskReading | None:
     """A mask that names a number too large to look at: what would it be with small numbers?
 
-    The number is given two other values, and what is read must follow it one for one.
+    The number is given two other values, larger than any other, and what is read must follow it
+    one for one.
     """
-    context = subject.context
+    others = _with_number(subject, bounds, 1)
+    beyond = math.inf if others is None else extents(others).reach
+    if not beyond <= LARGEST:
+        return None
     readings: list[MaskReading] = []
-    numbers = (2, 3)
+    numbers = (math.ceil(beyond) + 1, math.ceil(beyond) + 2)
     for number in numbers:
-        fixed: dict[ir.Value, np.ndarray] = {}
-        for value in bounds.widest:
-            array = context.literal(value)
-            if array is None or array.size != 1 or array.dtype.kind not in "iu":
-                return None
-            fixed[value] = np.full_like(array, number * np.sign(array))
-        found = _tried(replace(subject, fixed=fixed), plans, [], anchor)
+        narrow = _with_number(subject, bounds, number)
+        assert narrow is not None
+        found = _read_far(narrow, inputs, extents(narrow), plans, anchor)
         if found is None or _certain(found, bounds.doubtful) is None:
             return None
         readings.append(found)
@@ -253,6 +269,17 @@ def _read_wide(
             return None
         widths[name] = before + bounds.number - numbers[0]
     return replace(first, **widths) if _alike(first, second, widths) else None
+
+
+def _with_number(subject: Subject, bounds: Extents, number: int) -> Subject | None:
+    """The mask with ``number`` in place of its largest; None where a table holds that."""
+    fixed: dict[ir.Value, np.ndarray] = {}
+    for value in bounds.widest:
+        array = subject.context.literal(value)
+        if array is None or array.size != 1 or array.dtype.kind not in "iu":
+            return None
+        fixed[value] = np.full_like(array, number * np.sign(array))
+    return replace(subject, fixed=fixed)
 
 
 def _alike(left: MaskReading, right: MaskReading, but: Mapping[str, int]) -> bool:
@@ -290,25 +317,33 @@ def _large_plans(
     inputs: Sequence[ir.Value],
     plans: Sequence[masks_sizes.Sizes],
 ) -> list[masks_sizes.Sizes] | None:
-    """Sizes that show every width the mask may have; None where those are too large to look at.
+    """Sizes that show every rule the mask may have; None where those are too large to look at.
 
     A mask cut from a stored matrix is looked at as far as the matrix goes.
     """
     context = subject.context
     shapes = [masks_sizes.shape_of(context, sizes, subject.scores) or (0,) for sizes in plans]
     shown = max(shape[-1] for shape in shapes)
-    wanted = {n for n in (bounds.number + 3, *bounds.buffers) if n > shown}
-    for keys in sorted(wanted, reverse=True):
-        if keys > LARGEST:
-            if keys in bounds.buffers:
-                return None
-            continue
+
+    def sized(keys: int) -> masks_sizes.Sizes | None:
         found = masks_sizes.enlarged(
             context, plans[0], scores=subject.scores, inputs=inputs, keys=keys
         )
-        if found is None:
-            continue
-        if spans(subject, found):
-            return [found]
+        if found is None or spans(subject, found):
+            return found
         context.forget(found)
+        return None
+
+    wanted = {n for n in bounds.buffers if n > shown}
+    reach = max(bounds.number, bounds.reach) + 3
+    if reach <= LARGEST:
+        wanted |= {math.ceil(reach)} if reach > shown else set()
+    elif not wanted or sized(max(wanted) + 1) is not None:
+        return None  # no matrix ends it before
+    if any(keys > LARGEST for keys in wanted):
+        return None
+    for keys in sorted(wanted, reverse=True):
+        found = sized(keys)
+        if found is not None:
+            return [found]
     return []

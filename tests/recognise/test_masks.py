@@ -353,9 +353,33 @@ def test_what_is_no_padding_has_no_name(inputs: str, body: str, kwargs: dict[str
     assert found is None or (found.key_padding is not None and found.key_padding.name != "am")
 
 
-def test_an_operand_that_is_read_but_changes_nothing_is_no_padding() -> None:
-    body = "p = Equal(am, am)\n" + PER_KEY + "c = LessOrEqual(j, i)\n keep = And(c, p_)\n" + ADD_MIN
-    assert parts(read(body, SAME_PAD, **SAME)) == {"causal": TL, "fill": "min"}
+def test_flags_that_are_read_but_change_nothing_are_no_padding() -> None:
+    body = "n = Not(am)\n p = Or(am, n)\n" + PER_KEY
+    body += "c = LessOrEqual(j, i)\n keep = And(c, p_)\n" + ADD_MIN
+    flags = SAME_PAD.replace("int64", "bool")
+    assert parts(read(body, flags, **SAME)) == {"causal": TL, "fill": "min"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "d = Div(am, thousand)\n a = Unsqueeze(d, ax1)\n b = Unsqueeze(d, ax2)\n"
+        "same = Equal(a, b)\n",
+        "a = Unsqueeze(am, ax1)\n b = Unsqueeze(am, ax2)\n d = Sub(a, b)\n"
+        "same = Less(d, thousand)\n",
+        "a = Greater(am, thousand)\n b = Not(a)\n same = Unsqueeze(b, ax1)\n",
+    ],
+    ids=["thousands", "near", "bounded"],
+)
+def test_numbers_that_show_nothing_while_small_are_not_ignored(body: str) -> None:
+    body = (
+        "thousand = Constant<value = int64 {1000}>()\n ax2 = Constant<value_ints = [2]>()\n"
+        + body
+        + "keep = Unsqueeze(same, ax1)\n"
+        + ADD_MIN
+    )
+    found = read(body, SAME_PAD, **SAME)
+    assert found is None or (found.hides and "am" not in parts(found).values())
 
 
 def test_lengths() -> None:
