@@ -6,6 +6,7 @@ cannot run here.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -17,6 +18,10 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     from mha_export.cli._group import cli
 
+    # A name that the encoding of a console or a pipe lacks is shown escaped.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     # Ended from outside, a command still ends its workers and removes its temporary folders.
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, lambda number, _: sys.exit(128 + number))

@@ -14,7 +14,6 @@ import platform
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -165,14 +164,6 @@ def replace_file(source: Path, destination: Path, *, system: str = SYSTEM) -> No
             aside.unlink()
         except OSError:  # still mapped: a later sweep of *.old takes it
             return
-
-
-def use_utf8_console() -> None:
-    """Let a console with a legacy encoding show what it can instead of failing to print."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None and (stream.encoding or "").lower() not in ("utf-8", "utf8"):
-            reconfigure(errors="replace")
 
 
 def find_program(*names: str, system: str = SYSTEM) -> Path | None:

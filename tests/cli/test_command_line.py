@@ -21,13 +21,16 @@ COMMANDS = sorted(
 )
 
 
-def run(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *args: str | Path, cwd: Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
     program = "import sys; from mha_export.cli import main; sys.argv[0] = 'mha-export'; main()"
     return subprocess.run(
         [sys.executable, "-c", program, *map(str, args)],
         capture_output=True,
         text=True,
         cwd=cwd,
+        env={**os.environ, **environ},
         timeout=300,
     )
 
@@ -52,6 +55,14 @@ def classifier(path: Path) -> Path:
     graph = ir.Graph([x], [y], nodes=nodes, initializers=[weight], opset_imports={"": 21})
     ir.save(ir.Model(graph, ir_version=10), path)
     return path
+
+
+def test_a_name_that_the_console_lacks_is_shown_escaped(tmp_path: Path) -> None:
+    result = run(
+        "build", "--preset", "bert-base", "-o", tmp_path / "模.onnx", PYTHONIOENCODING="cp1252"
+    )
+    assert result.returncode == 0, result.stderr
+    assert r"\u6a21.onnx" in result.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
