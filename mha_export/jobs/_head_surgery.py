@@ -21,15 +21,15 @@ from mha_export.measure.model_inputs import cases_at_traced_sizes, model_cases
 from mha_export.report.records import SurgeryRecord, write_json
 
 
-def check_output(output: Path) -> None:
+def check_output(output: Path, source: object) -> None:
     """Before long work: an ``.onnx`` that can be written, and room for the JSON beside it.
 
     Errors:
-        InputError: another suffix, or a place that can't be written.
+        InputError: another suffix, a place that can't be written, or the source itself.
     """
     if output.suffix.lower() != ".onnx":
         raise InputError(f"{output}: the model is written as .onnx", fix="end -o in .onnx")
-    check_file(output)
+    check_file(output, source=source)
     check_file(output.with_suffix(".json"))
 
 

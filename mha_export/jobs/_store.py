@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,18 +47,65 @@ def check_folder(out: Path) -> None:
         _check_writable(out, folder)
 
 
-def check_file(out: Path) -> None:
-    """Before long work: can ``out`` be written?
+def check_file(out: Path, *, source: object = None) -> None:
+    """Before long work: can ``out`` be written, and is it another file than ``source``?
 
     Errors:
-        InputError: ``out`` is a folder, or lies in none, or in one that may not be written.
+        InputError: ``out`` is a folder, or lies in none, or in one that may not be written; or it
+            is what it would be made from.
     """
+    check_source_stays([out], files_of_source(source) | _export_in(source))
     if out.is_dir():
         raise InputError(f"{out} is a folder; expected a file", fix="choose another -o")
     parent = out.absolute().parent
     if not parent.is_dir():
         raise InputError(f"cannot write {out}: {parent} is no folder", fix="make the folder first")
     _check_writable(out, parent)
+
+
+def files_of_source(source: object, model: ir.Model | None = None) -> frozenset[Path]:
+    """The file that ``source`` is, where it is one, and those that hold weights of ``model``."""
+    found = set()
+    if isinstance(source, (str, Path)):
+        with suppress(OSError, ValueError):  # what is no path at all is no file
+            if Path(source).is_file():
+                found.add(Path(source))
+    for value in () if model is None else _initializers(model):
+        if isinstance(value.const_value, ir.ExternalTensor):
+            found.add(Path(value.const_value.path))
+    return frozenset(found)
+
+
+def _export_in(source: object) -> frozenset[Path]:
+    """Files of the export that the folder ``source`` is; none where it is something else."""
+    if not isinstance(source, (str, Path)) or not (names := _files_of_export(Path(source))):
+        return frozenset()
+    return frozenset(Path(source) / name for name in names | {MANIFEST})
+
+
+def check_source_stays(outputs: Iterable[Path], files: Collection[Path]) -> None:
+    """No output may replace a file of the source: a model is not read again once it is gone.
+
+    Errors:
+        InputError: an output is one of ``files``.
+    """
+    for output in outputs:
+        for file in files:
+            if output.exists() and file.exists() and output.samefile(file):
+                raise InputError(
+                    f"{output} is a file of the source; writing it would destroy what was given",
+                    fix="choose another -o",
+                )
+
+
+def check_folder_keeps(out: Path, stems: Collection[str], files: Collection[Path]) -> None:
+    """Neither graphs of these stems in ``out``, nor what goes with them, replace a source's files.
+
+    Errors:
+        InputError: one of them is one of ``files``, or an earlier export in ``out`` is the source.
+    """
+    names = {f"{stem}.onnx" for stem in stems} | {WEIGHTS, MANIFEST} | _files_of_export(out)
+    check_source_stays([out / name for name in sorted(names)], files)
 
 
 def _check_writable(out: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from mha_export.errors import InputError
 from mha_export.forms import Form, FormParams, Supported, build_model, form_named
 from mha_export.jobs._result import JobResult
-from mha_export.jobs._store import staged_file
+from mha_export.jobs._store import check_source_stays, files_of_source, staged_file
 from mha_export.presets import (
     describe_preset,
     load_preset,
@@ -44,7 +44,7 @@ def build_graph(
 
     Errors:
         InputError: no base and too few flags, a contradiction, or a form that cannot state it; the
-            message names the feature and what it would need.
+            message names the feature and what it would need. An output that is the YAML file.
     """
     flags = {name: value for name, value in (flags or {}).items() if value is not None}
     form = form_named(flags.get("form", "primitive"))
@@ -56,6 +56,8 @@ def build_graph(
             f"form {form.name} at opset {params.opset} cannot state this attention: {verdict}",
             fix="choose another --form or --opset; primitive states every attention",
         )
+    if output is not None:
+        check_source_stays([Path(output)], files_of_source(spec))
     files = () if output is None else (_write(stated, form, params, flags, Path(output)),)
     document = {
         "form": form.name,

@@ -30,7 +30,9 @@ from mha_export.jobs._store import (
     MANIFEST,
     ORIGINAL,
     check_folder,
+    check_folder_keeps,
     file_sha256,
+    files_of_source,
     staged_folder,
     write_models,
 )
@@ -66,7 +68,8 @@ def export_model(
 
     Errors:
         InputError: bad source, target, form or plan; a model without attention; a size of a
-            dimension that the model does not have.
+            dimension that the model does not have; an ``out`` where the export would replace
+            files of the source.
     """
     source_settings = source_settings or SourceSettings()
     settings = settings or ExportSettings()
@@ -75,6 +78,8 @@ def export_model(
     plan = read_plan(settings.plan)
     progress("reading the model")
     loaded = open_source(source, source_settings.for_frontend())
+    stems = [ORIGINAL, *(destination.stem for destination in destinations)]
+    check_folder_keeps(Path(out), stems, files_of_source(source, loaded.model))
     model, changes = _as_asked(loaded.model, source_settings, settings, progress)
     exporter = Exporter(model, source_settings, settings, plan, progress)
     models: dict[str, ir.Model] = {}

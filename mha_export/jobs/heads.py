@@ -71,7 +71,7 @@ def analyse_heads(
     if method not in (None, "none", *METHODS):
         raise InputError(f"there is no importance {method!r}", fix=f"one of {', '.join(METHODS)}")
     if output is not None:
-        check_file(Path(output))
+        check_file(Path(output), source=source)
     opened = open_heads(source, settings or SourceSettings(), options, progress)
     assert opened.samples is not None
     chosen = [parse_head(text, opened) for text in maps]

@@ -104,7 +104,7 @@ def prune_model(
         CheckFailedError: the new model is not equal (a bug).
     """
     output = Path(output)
-    check_output(output)
+    check_output(output, source)
     if options.data is None and (goal.min_quality is not None or goal.max_latency_ms is not None):
         raise InputError(
             "heads are searched for on real inputs, and there are none",

@@ -54,7 +54,7 @@ def regroup_model(
         CheckFailedError: repeated heads are not equal (a bug).
     """
     output = Path(output)
-    check_output(output)
+    check_output(output, source)
     opened = open_heads(source, settings or SourceSettings(), options, progress)
     progress("regrouping")
     first: Grouping = "similar" if grouping == "auto" else grouping

@@ -61,7 +61,7 @@ def run_models(
     """
     settings = settings or RunSettings()
     if output is not None:
-        check_file(Path(output))
+        check_file(Path(output), source=model)
     subject = open_subject(Path(model), targets)
     groups = by_request(subject.candidates)
     machine = machine_record()

@@ -70,14 +70,16 @@ def tune_model(
         target cannot run here.
 
     Errors:
-        InputError: bad source, target, sizes or budget; a model without a replaceable attention.
+        InputError: bad source, target, sizes or budget; a model without a replaceable attention;
+            an ``output`` that is there and is no plan.
     """
     started = time.monotonic()
     source_settings = source_settings or SourceSettings()
     settings = settings or TuneSettings(run=RunSettings())
     request = parse_target(target)
     output = Path(output)
-    check_file(output)
+    check_file(output, source=source)
+    _require_plan(output)
     state = request.target.availability().run
     if isinstance(state, Unavailable):
         document = _document(request, "", {}, {})
@@ -116,6 +118,21 @@ def tune_model(
         notices=tuple(notices),
         files=(output,),
     )
+
+
+def _require_plan(output: Path) -> None:
+    """A plan is gone on with; any other file is somebody's, and hours may be in it."""
+    if not output.exists() or output.stat().st_size == 0:
+        return
+    try:
+        document = json.loads(output.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("targets"), dict):
+        raise InputError(
+            f"{output} is there, and is no plan that could be gone on with",
+            fix="choose another -o, or remove the file",
+        )
 
 
 def _grouped(sites: Sequence[Site]) -> dict[AttentionSpec, list[str]]:
