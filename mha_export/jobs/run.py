@@ -280,8 +280,8 @@ class _Runner:
             contenders,
             baseline=None if against is None else RAW,
             settings=settings,
-            progress=lambda done, least: self._progress(
-                f"{step}: round {done + 1}, at least {least}"
+            progress=lambda done, most: self._progress(
+                f"{step}: round {done + 1} of at most {most}"
             ),
         )
 

@@ -182,7 +182,7 @@ def measure_latency(
     baseline: str | None = None,
     settings: LatencySettings | None = None,
     pace: Callable[[], float] | None = None,
-    progress: Callable[[int, int], None] = lambda done, least: None,
+    progress: Callable[[int, int], None] = lambda done, most: None,
 ) -> dict[str, Timing]:
     """Time every contender, interleaved.
 
@@ -191,7 +191,7 @@ def measure_latency(
         baseline: name of the contender that ratios refer to; it gets none itself.
         settings: how long.
         pace: gives the time of a fixed piece of work, once a round; default: ``Pace``.
-        progress: told before every round how many are done, and how many there are at least.
+        progress: told before every round how many are done, and how many there are at most.
 
     Returns:
         By name. One that fails on the way is a ``problem``; the others go on.
@@ -267,7 +267,7 @@ def _take_turns(
                 since = 0
                 for name in names:
                     turns[name].load_anew()
-            progress(len(paces), least)
+            progress(len(paces), most)
             paces.append(pace())
             for index in order.permutation(len(names)):
                 turns[names[index]].turn()
