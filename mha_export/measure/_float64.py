@@ -130,10 +130,9 @@ def _widen_attributes(node: ir.Node) -> None:
         elif name in _TYPE_ATTRIBUTES and _names_float(attribute):
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
     for name in ("value_float", "value_floats"):
-        attribute = node.attributes.pop(name, None)
-        if attribute is None:
+        if name not in node.attributes:
             continue
-        array = np.asarray(attribute.value, dtype=np.float64)
+        array = np.asarray(node.attributes.pop(name).value, dtype=np.float64)
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
     if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
         zero = ir.tensor(np.zeros(1, dtype=np.float64))
