@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from mha_export.errors import InputError
@@ -21,28 +22,26 @@ def timed(opened: Opened, pruned: Pruned) -> dict[str, float]:
         InputError: one of them does not run on cpu.
     """
     models = {"original": opened.heads.model, "pruned": pruned.model}
-    with tempfile.TemporaryDirectory(prefix="mha_export-", ignore_cleanup_errors=True) as folder:
-        write_models(Path(folder), models, standalone=False)
-        contenders = []
-        workers = []
-        try:
-            for name, model in models.items():
-                worker = TargetWorker("cpu")
-                workers.append(worker)
-                program = Program(graphs={"main": Path(folder) / f"{name}.onnx"})
-                built = Path(folder) / f"{name}.built"
-                built.mkdir()
-                compiled = worker.compile(program, CompileOptions(workdir=built))
-                loaded = worker.load("main")
-                for outcome in (compiled, loaded):
-                    if not outcome.ok:
-                        raise InputError(f"the {name} model can't be timed: {outcome.reason}")
-                case = ordinary_inputs(model)
-                contenders.append(Contender(name=name, worker=worker, inputs=case.inputs))
-            timings = measure_latency(contenders, settings=LatencySettings.quick())
-        finally:
-            for worker in workers:
-                worker.close()
+    contenders = []
+    with ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="mha_export-", ignore_cleanup_errors=True)
+            )
+        )
+        write_models(folder, models, standalone=False)
+        for name, model in models.items():
+            worker = stack.enter_context(TargetWorker("cpu"))
+            built = folder / f"{name}.built"
+            built.mkdir()
+            program = Program(graphs={"main": folder / f"{name}.onnx"})
+            compiled = worker.compile(program, CompileOptions(workdir=built))
+            for outcome in (compiled, worker.load("main")):
+                if not outcome.ok:
+                    raise InputError(f"the {name} model can't be timed: {outcome.reason}")
+            inputs = ordinary_inputs(model).inputs
+            contenders.append(Contender(name=name, worker=worker, inputs=inputs))
+        timings = measure_latency(contenders, settings=LatencySettings.quick())
     found = {}
     for name, timing in timings.items():
         if timing.latency is None:
