@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -291,3 +292,17 @@ def test_a_share_of_the_budget_shortens_the_turns() -> None:
     cut = latency_settings(4, seconds=2.0, quick=False, seed=0)
     assert cut.most_ms < whole.most_ms
     assert cut.turn_ms < whole.turn_ms
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_way_is_told_apart_from_the_first_that_ran(half: bool) -> None:
+    limit = tuning.HALF_ERROR if half else tuning.LARGEST_ERROR
+    first = ("onnx", np.array([1.0, 0.5]))
+
+    def difference(found: list[float]) -> str | None:
+        return tuning._difference(np.array(found), first, half=half)
+
+    assert difference([1.0, 0.5 + 0.9 * limit]) is None
+    for wrong in ([1.0, 0.5 + 1.1 * limit], [1.0, np.nan]):
+        assert "wrong: differs from onnx by" in str(difference(wrong))
+    assert difference([1.0]) == "wrong: output [1], expected [2]"
