@@ -35,7 +35,7 @@ class TuneSettings:
     """What a tuning is asked for.
 
     Attributes:
-        run: workloads, seed, and whether to be quick.
+        run: workloads, seed, and whether to be quick; nothing else of it.
         budget: seconds to spend, reading the model and building included; None for as long as it
             takes.
     """
@@ -46,6 +46,12 @@ class TuneSettings:
     def __post_init__(self) -> None:
         if self.budget is not None and not self.budget > 0:
             raise InputError(f"--budget {self.budget}: not a time", fix="give seconds above 0")
+        run = self.run
+        if run != RunSettings(workloads=run.workloads, seed=run.seed, quick=run.quick):
+            raise InputError(
+                "a tuning reads workloads, seed and quick of its run settings, and nothing else",
+                fix="leave the others out; the budget of a tuning is TuneSettings(budget=...)",
+            )
 
 
 def tune_model(

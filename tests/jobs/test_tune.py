@@ -287,6 +287,13 @@ def test_a_vetoed_form_is_not_tried() -> None:
     assert Way(form="grouped") in found
 
 
+@pytest.mark.parametrize("unread", [{"budget": 5.0}, {"vs": "raw"}, {"time_limit": 9.0}])
+def test_a_setting_that_a_tuning_does_not_read_is_refused(unread: dict[str, object]) -> None:
+    assert TuneSettings(run=RunSettings(quick=True, seed=3)).run.seed == 3
+    with pytest.raises(InputError, match="nothing else"):
+        TuneSettings(run=RunSettings(**unread))
+
+
 def test_a_share_of_the_budget_shortens_the_turns() -> None:
     whole = latency_settings(4, seconds=None, quick=False, seed=0)
     cut = latency_settings(4, seconds=2.0, quick=False, seed=0)
