@@ -1,11 +1,10 @@
 """Real exports: which decoders get a cache, and why the others do not.
 
-The files of ``graphs/corpus`` always; all of a larger corpus where ``MHA_EXPORT_CORPUS`` names it.
+The files of ``graphs/corpus``; ``scripts/corpus_check`` holds a larger folder to more.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,7 +14,7 @@ from mha_export.caches import Cached, layout_of, prove_steps, with_cache
 from mha_export.recognise import recognise
 from mha_export.targets import evaluator_of
 
-CORPUS = Path(os.environ.get("MHA_EXPORT_CORPUS") or Path(__file__).parents[2] / "graphs/corpus")
+CORPUS = Path(__file__).parents[2] / "graphs/corpus"
 
 DECODERS = (
     "clip_text", "deepseek_v3-eager.dynamo", "gemma2", "gpt2-", "gpt_oss", "llama", "mistral",

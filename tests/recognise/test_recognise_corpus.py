@@ -1,13 +1,11 @@
 """Real exports: every attention of every file, as the manifest says it is, proven by the oracle.
 
-Those of ``graphs/corpus`` always; a larger folder of the same form, with an ``index.json``, when
-``MHA_EXPORT_CORPUS`` names one.
+Those of ``graphs/corpus``; ``scripts/corpus_check`` holds a larger folder to more.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,12 @@ OWN = Path(__file__).parents[2] / "graphs" / "corpus"
 
 
 def _cases() -> list[Any]:
-    found = [_case(OWN, case, file) for case, file in _files(OWN / "manifest.json")]
-    elsewhere = os.environ.get("MHA_EXPORT_CORPUS")
-    if elsewhere:
-        folder = Path(elsewhere)
-        known = {case.id for case in found}
-        more = [_case(folder, case, file) for case, file in _files(folder / "index.json")]
-        found += [case for case in more if case.id not in known]
-    return found
-
-
-def _files(index: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    cases = json.loads(index.read_text(encoding="utf-8"))["cases"]
-    return [(case, file) for case in cases for file in case["files"]]
-
-
-def _case(folder: Path, case: dict[str, Any], file: dict[str, Any]) -> Any:
-    return pytest.param(folder, case, file, id=file["file"].removesuffix(".onnx"))
+    listed = json.loads((OWN / "manifest.json").read_text(encoding="utf-8"))["cases"]
+    return [
+        pytest.param(OWN, case, file, id=file["file"].removesuffix(".onnx"))
+        for case in listed
+        for file in case["files"]
+    ]
 
 
 CASES = _cases()

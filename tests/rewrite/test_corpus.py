@@ -1,13 +1,11 @@
 """Real exports, rewritten: every attention proven, outputs equal to the framework's.
 
-The few files of ``graphs/corpus`` always; all of a larger corpus where ``MHA_EXPORT_CORPUS`` names
-its folder (an ``index.json`` with ``cases``, ``.onnx`` files and ``.npz`` samples).
+The files of ``graphs/corpus``; ``scripts/corpus_check`` holds a larger folder to more.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,27 +37,23 @@ class Sample:
     """Whether the file as exported ran at each of the two samples."""
 
 
-def _samples(folder: Path, index_name: str) -> Iterator[Sample]:
-    index = folder / index_name
-    if not index.exists():
-        return
-    for case in json.loads(index.read_text(encoding="utf-8"))["cases"]:
+def _samples(folder: Path) -> Iterator[Sample]:
+    for case in json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["cases"]:
         for entry in case["files"]:
-            if (folder / entry["file"]).exists():
-                first, second = (parity is not None for parity in entry["parity"])
-                yield Sample(
-                    path=folder / entry["file"],
-                    data=folder / case["sample"],
-                    layers=case["attention_layers"],
-                    runs=(first, second),
-                )
+            first, second = (parity is not None for parity in entry["parity"])
+            yield Sample(
+                path=folder / entry["file"],
+                data=folder / case["sample"],
+                layers=case["attention_layers"],
+                runs=(first, second),
+            )
 
 
-OWN = list(_samples(Path(__file__).parents[2] / "graphs" / "corpus", "manifest.json"))
-LARGER = list(_samples(Path(os.environ.get("MHA_EXPORT_CORPUS", "no such folder")), "index.json"))
+SAMPLES = list(_samples(Path(__file__).parents[2] / "graphs" / "corpus"))
 
 
-def _check(sample: Sample, evaluator: Evaluator) -> None:
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.path.stem)
+def test_a_real_export_is_rewritten(sample: Sample, evaluator: Evaluator) -> None:
     target = target_named("cpu")
     model = ir.load(sample.path)
     opset = max(23, model.graph.opset_imports[""])
@@ -92,14 +86,3 @@ def _check(sample: Sample, evaluator: Evaluator) -> None:
             if key.startswith(f"out{number}."):
                 got = outputs[key.removeprefix(f"out{number}.")]
                 np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("sample", OWN, ids=lambda sample: sample.path.stem)
-def test_a_real_export_is_rewritten(sample: Sample, evaluator: Evaluator) -> None:
-    _check(sample, evaluator)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sample", LARGER, ids=lambda sample: sample.path.stem)
-def test_the_larger_corpus_is_rewritten(sample: Sample, evaluator: Evaluator) -> None:
-    _check(sample, evaluator)
