@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from mha_export.caches._counts import Counts
 from mha_export.caches._edits import Edit, Rows
 from mha_export.caches._look import Look
 from mha_export.caches._refusal import Refused
@@ -65,6 +66,7 @@ def walk(model: ir.Model, sites: Sequence[Site]) -> Walk:
     owners = {site.output.value: site for site in sites}
     covered = {node for site in sites for node in site.nodes}
     needed = _needed(model, sites, covered)
+    Counts(look).check((node for node in model.graph if node in needed), sites)
     for node in model.graph:
         made = [owners[value] for value in node.outputs if value in owners]
         for site in made:

@@ -18,6 +18,7 @@ _FIXES = {
     "bidirectional": "an encoder has nothing to cache: leave --cache out",
     "cross-attention": "leave --cache out; only the decoder of a text can be given a cache here",
     "length-fixed": "export the source with a dynamic sequence length",
+    "length-as-number": "leave --cache out: the model reads each token anew at every length",
     "mask-from-tokens": "export the source with an attention_mask input",
     "mask-is-an-input": "export the source so that it makes its causal mask itself",
     "static-cache": "leave --cache out, or ask for --cache static: it has one",

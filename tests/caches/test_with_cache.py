@@ -24,6 +24,15 @@ def _hidden(text: str) -> Decoder:
     return _parts(hidden=text)
 
 
+_FAR = """thousand = Constant<value_int: int = 1000>()
+          far = Max({count}, thousand)
+          times = Div(far, thousand)
+          real = Cast<to: int = 1>(times)
+          last = Constant<value_ints: ints = [-1]>()
+          factor = Unsqueeze(real, last)
+          hidden = Mul(embedded, factor)"""
+"""A factor that is one for the first thousand."""
+
 LAST = {"output": "float[batch, 24] logits"}
 
 POSITIVE = {
@@ -84,6 +93,7 @@ POSITIVE = {
            mean = ReduceMean(embedded, last)
            hidden = Sub(embedded, mean)"""
     ),
+    "factor of each position": _hidden(_FAR.format(count="places")),
     "matrix over one token": _hidden("hidden = MatMul(embedded, wo)"),
     "last token alone": Decoder(
         parts={
@@ -154,6 +164,34 @@ REFUSED = {
             **LAST,
         ),
     ),
+    "positions counted from the end": (
+        "length-as-number",
+        _parts(
+            positions=PLAIN["positions"].replace(
+                "place_vectors = Gather(table, places)",
+                """left = Sub(length, places)
+                   rest = Sub(left, one)
+                   place_vectors = Gather(table, rest)""",
+            )
+        ),
+    ),
+    "a factor that grows from a thousand tokens on": (
+        "length-as-number",
+        _hidden(_FAR.format(count="length")),
+    ),
+    "angles that stretch from a thousand tokens on": (
+        "length-as-number",
+        _parts(
+            positions=PLAIN["positions"].replace(
+                "place_vectors = Gather(table, places)",
+                """thousand = Constant<value_int: int = 1000>()
+                   far = Max(length, thousand)
+                   stretch = Div(far, thousand)
+                   nearer = Div(places, stretch)
+                   place_vectors = Gather(table, nearer)""",
+            )
+        ),
+    ),
     "mask given by pairs": (
         "mask-is-an-input",
         Decoder(inputs="bool[seq, seq] pairs", parts={"mask": "allowed = Identity(pairs)"}),
@@ -191,15 +229,13 @@ def test_a_refusal_says_why(name: str, growth: str) -> None:
     assert (found.code, bool(found.message)) == (code, True)
 
 
-def test_positions_counted_from_the_end_fail_their_proof() -> None:
+def test_the_last_token_added_to_each_fails_its_proof() -> None:
     """No op mixes tokens, and yet every step changes what earlier ones saw."""
-    turned = PLAIN["positions"].replace(
-        "place_vectors = Gather(table, places)",
-        """left = Sub(length, places)
-           rest = Sub(left, one)
-           place_vectors = Gather(table, rest)""",
-    )
-    model = _parts(positions=turned).model()
+    model = _hidden(
+        """end = Constant<value_ints: ints = [-1]>()
+           last = Gather<axis: int = 1>(embedded, end)
+           hidden = Add(embedded, last)"""
+    ).model()
     cached = with_cache(recognise(model), "concat")
     assert isinstance(cached, Cached)
     proof = prove_steps(model, cached, evaluator=evaluator_of("cpu"))

@@ -114,21 +114,16 @@ def test_an_encoder_is_refused_and_nothing_is_written(encoder: Path, tmp_path: P
 
 
 def test_a_failed_proof_writes_nothing(tmp_path: Path) -> None:
-    turned = Decoder(
+    mixed = Decoder(
         parts={
-            "positions": """
-                ids_shape = Shape(input_ids)
-                one = Constant<value_int: int = 1>()
-                zero = Constant<value_int: int = 0>()
-                length = Gather(ids_shape, one)
-                places = Range(zero, length, one)
-                left = Sub(length, places)
-                rest = Sub(left, one)
-                place_vectors = Gather(table, rest)
+            "hidden": """
+                end = Constant<value_ints: ints = [-1]>()
+                last = Gather<axis: int = 1>(embedded, end)
+                hidden = Add(embedded, last)
             """
         }
     )
-    source = turned.saved(tmp_path / "turned.onnx")
+    source = mixed.saved(tmp_path / "mixed.onnx")
     with pytest.raises(CheckFailedError, match="steps-differ"):
         _export(source, tmp_path / "out", cache="concat")
     assert not (tmp_path / "out").exists()
