@@ -53,6 +53,8 @@ class _Scenario:
 
 
 def _scenarios(past: bool) -> tuple[_Scenario, ...]:
+    # Never more queries than keys: positions alone then leave rows without a key, of which a spec
+    # without a policy for them says nothing.
     cached = Lengths(past=5, seq=3)
     found = [
         _Scenario(name="ordinary", lengths=Lengths(), quick=True),
@@ -61,7 +63,7 @@ def _scenarios(past: bool) -> tuple[_Scenario, ...]:
         _Scenario(name="holes", lengths=Lengths(), padding="holes", needs=("mask",), quick=True),
         _Scenario(name="empty row", lengths=Lengths(), padding="empty", needs=("mask",)),
         _Scenario(name="one token", lengths=Lengths(seq=1), needs=("length",)),
-        _Scenario(name="longer", lengths=Lengths(batch=1, seq=37), needs=("length",)),
+        _Scenario(name="longer", lengths=Lengths(batch=1, seq=37, other=41), needs=("length",)),
         _Scenario(name="large values", lengths=Lengths(), gain=16.0, needs=("float",)),
         _Scenario(name="extreme values", lengths=Lengths(), gain=128.0, needs=("float",)),
         _Scenario(name="small values", lengths=Lengths(), gain=2.0**-8, needs=("float",)),
@@ -85,6 +87,7 @@ def model_cases(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     quick: bool = False,
+    reach: int = 0,
 ) -> tuple[ModelCase, ...]:
     """The battery, in a fixed order; the same seed gives the same bytes.
 
@@ -94,12 +97,13 @@ def model_cases(
         dims: sizes of symbols (``batch``); scenarios that need another size are left out.
         shapes: whole shapes of inputs, likewise.
         quick: three scenarios at most.
+        reach: tokens that one more scenario has, where the others are all shorter.
 
     Errors:
         InputError: an input without type or shape, or an unknown dimension.
     """
     roles = input_roles(model)
-    return tuple(_cases(roles, seed, dims or {}, shapes or {}, quick))
+    return tuple(_cases(roles, seed, dims or {}, shapes or {}, quick, reach))
 
 
 def cases_at_traced_sizes(model: ir.Model, *, seed: int = 0) -> tuple[ModelCase, ...]:
@@ -207,6 +211,7 @@ def _cases(
     dims: Mapping[str, int],
     shapes: Mapping[str, Sequence[int]],
     quick: bool,
+    reach: int,
 ) -> Iterator[ModelCase]:
     here: set[str] = {"mask" if role.role == "bias" else role.role for role in roles}
     if _free_length(roles):

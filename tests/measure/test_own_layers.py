@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
+import pytest
 
 from mha_export.forms import FormParams, build_model, form_named
 from mha_export.measure import ModelCase, model_cases
@@ -35,6 +37,25 @@ def test_padding_and_keep_are_masks_and_a_bias_is_one_that_has_numbers() -> None
 def test_keys_have_a_length_of_their_own() -> None:
     case = named(graph())["ordinary"]
     assert case.dims["kv_len"] != case.dims["q_len"]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(MaskSpec(causal=CausalAlignment.BOTTOM_RIGHT), id="bottom-right"),
+        pytest.param(MaskSpec(causal=CausalAlignment.TOP_LEFT, left_window=2), id="window"),
+        pytest.param(MaskSpec(left_window=1, right_window=1), id="two-sided"),
+    ],
+)
+def test_no_case_asks_for_rows_of_which_the_spec_says_nothing(mask: MaskSpec) -> None:
+    """More queries than keys leave rows without a key, by positions alone: NaN here, 0 there."""
+    model = graph(mask=mask)
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString())
+    cases = model_cases(model)
+    assert {"longer", "one token"} <= {case.name for case in cases}
+    for case in cases:
+        (output,) = session.run(None, dict(case.inputs))
+        assert np.isfinite(output).all(), case.name
 
 
 def test_the_keys_of_a_cached_layer_are_past_and_new_ones() -> None:
