@@ -156,8 +156,7 @@ def _record(cls: type[T], value: object, where: str) -> T:
     hints = get_type_hints(cls)
     for key in value:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
-            raise InputError(f"{where}: unknown key {key!r}", fix=f"did you mean {near[0]!r}?")
+            raise InputError(f"{where}: unknown key {key!r}", fix=_instead_of(str(key), cls))
     missing = [
         name
         for name, field in fields.items()
@@ -166,6 +165,17 @@ def _record(cls: type[T], value: object, where: str) -> T:
     if missing:
         raise InputError(f"{where}: {', '.join(missing)} missing")
     return cls(**{str(k): _value(hints[str(k)], v, f"{where}: {k}") for k, v in value.items()})
+
+
+def _instead_of(key: str, cls: type[Any]) -> str:
+    """What to write for a key that ``cls`` doesn't have: its place, a near name, or all names."""
+    hints = get_type_hints(cls)
+    for name, hint in hints.items():
+        for part in (hint, *get_args(hint)):
+            if dataclasses.is_dataclass(part) and key in {f.name for f in dataclasses.fields(part)}:
+                return f"{key} belongs under {name!r}: write {{{name}: {{{key}: ...}}}}"
+    near = difflib.get_close_matches(key, hints, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(hints)}"
 
 
 def _value(hint: Any, value: object, where: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,10 @@ def test_defaults_are_left_out_and_not_stated_stays_not_stated() -> None:
         ({"cache": {"growth": "slow"}}, ["growth", "concat", "shared_buffer"]),
         ({"q_heads": 3}, ["q_heads 3", "kv_heads 2"]),
         ({"q_heads": "3"}, ["q_heads", "'3'"]),
-        ({3: 4}, ["unknown key 3"]),
+        ({3: 4}, ["unknown key 3", "known: q_heads, kv_heads"]),
+        ({"causal": "bottom_right"}, ["'causal'", "belongs under 'mask'", "{mask: {causal: ...}}"]),
+        ({"theta": 1e4}, ["'theta'", "belongs under 'rotary'"]),
+        ({"mask": {"casual": "top_left"}}, ["'casual'", "did you mean 'causal'?"]),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -250,3 +254,12 @@ def test_an_installed_wheel_finds_its_own(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert load_preset("tiny").q_heads == 2
     finally:
         presets._folder.cache_clear()
+
+
+def test_the_documented_file_is_a_spec(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1] / "docs" / "dimensions.md"
+    (text,) = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    file = tmp_path / "attention.yaml"
+    file.write_text(text, encoding="utf-8")
+    spec = spec_from_yaml(file)
+    assert (spec.mask.left_window, spec.rotary is not None, spec.cache is not None) == (128, 1, 1)
