@@ -17,9 +17,15 @@ from mha_export.measure.compare import Side
 from mha_export.measure.compare import compare_models as compare_sides
 from mha_export.measure.model_inputs import ModelCase, model_cases
 from mha_export.measure.reference_run import ModelReference
-from mha_export.recognise import recognise
+from mha_export.recognise import Recognition, recognise
 from mha_export.report.records import validate
 from mha_export.targets import TargetRequest, Unavailable, evaluator_of, parse_targets
+
+_BEYOND = 4
+"""Tokens beyond a window, so that one that is off by one shows in more than one row."""
+
+_LONGEST = 1100
+"""Most tokens that are compared where no length is asked for."""
 
 
 def compare_models(
@@ -54,7 +60,6 @@ def compare_models(
     progress("reading the models")
     loaded_a = open_source(model_a, SourceOptions())
     loaded_b = loaded_a if model_b is None else open_source(model_b, SourceOptions())
-    cases = _cases(loaded_a, settings)
     _require_runnable(requests)
     progress("recognising attention")
     engines = _engines(requests)
@@ -64,10 +69,15 @@ def compare_models(
         if model_b is not None
         else dataclasses.replace(side_a, evaluator=engines[1])
     )
+    widest = max(_widest(side.recognition) for side in (side_a, side_b))
+    cases = _cases(loaded_a, settings, reach=min(widest, _LONGEST))
     progress(f"comparing on {len(cases)} inputs")
     record = compare_sides(
         side_a, side_b, cases, seed=settings.seed, precision=requests[1].precision
     )
+    lengths = [size for case in cases for size in case.dims.values()]
+    if lengths and widest > max(lengths):
+        record = dataclasses.replace(record, notes=(*record.notes, _unseen(widest)))
     document = record.to_json()
     validate("compare", document)
     return JobResult(
@@ -107,11 +117,36 @@ def _settings(options: Mapping[str, Any]) -> RunSettings:
     )
 
 
-def _cases(loaded: LoadedModel, settings: RunSettings) -> tuple[ModelCase, ...]:
+def _cases(loaded: LoadedModel, settings: RunSettings, *, reach: int) -> tuple[ModelCase, ...]:
     if settings.inputs is not None:
         return (ModelReference(loaded.model).own_case(settings.inputs),)
     (workload,) = settings.workloads
-    return model_cases(loaded.model, seed=settings.seed, dims=workload.dims, shapes=workload.shapes)
+    return model_cases(
+        loaded.model,
+        seed=settings.seed,
+        dims=workload.dims,
+        shapes=workload.shapes,
+        reach=reach,
+    )
+
+
+def _widest(recognition: Recognition) -> int:
+    """Tokens from which on every window and block hides something; 0 without any."""
+    widths = [
+        width
+        for site in recognition.sites
+        for mask in (site.spec.mask,)
+        for width in (mask.left_window, mask.right_window, mask.block)
+        if width is not None
+    ]
+    return max(widths, default=-_BEYOND) + _BEYOND
+
+
+def _unseen(widest: int) -> str:
+    return (
+        f"a window or block hides nothing before {widest} tokens, more than were compared: it may "
+        "differ; give that length with --dim"
+    )
 
 
 def _engines(requests: tuple[TargetRequest, TargetRequest]) -> tuple[Evaluator, Evaluator]:

@@ -219,7 +219,11 @@ def _cases(
     if any(role.dtype.kind not in "biu" for role in roles):
         here.add("float")
     seen: set[tuple[tuple[str, int], ...]] = set()
-    for scenario in _scenarios(has_past(roles)):
+    scenarios = list(_scenarios(has_past(roles)))
+    if reach > max(scenario.lengths.seq for scenario in scenarios):
+        far = Lengths(batch=1, seq=reach, other=reach)
+        scenarios.append(_Scenario(name="beyond the windows", lengths=far, needs=("length",)))
+    for scenario in scenarios:
         if (quick and not scenario.quick) or not set(scenario.needs) <= here:
             continue
         sizes = sizes_of(roles, scenario.lengths, dims=dims, shapes=shapes)

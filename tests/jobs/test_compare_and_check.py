@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
+from spellings import PLAIN, attention
 
 from mha_export.errors import InputError, TargetUnavailableError
 from mha_export.jobs import check_source, compare_models, doctor, write_report
@@ -133,3 +135,22 @@ def test_doctor_lists_every_target_and_says_what_is_missing(
     assert rows["reference"]["run"]["status"] == "available"
     assert rows["reference"]["capabilities"]
     assert (tmp_path / "caps.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("other", "exit_code"), [("window:61", 1), ("causal", 1), ("window:60", 0)]
+)
+def test_a_window_is_compared_beyond_its_end(tmp_path: Path, other: str, exit_code: int) -> None:
+    for name, mask in (("a", "window:60"), ("b", other)):
+        ir.save(attention(PLAIN.but(mask=mask)), tmp_path / f"{name}.onnx")
+    found = compare_models(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert found.exit_code == exit_code
+    assert not found.notices
+
+
+def test_a_window_that_was_not_reached_is_told(tmp_path: Path) -> None:
+    ir.save(attention(PLAIN.but(mask="window:60")), tmp_path / "a.onnx")
+    ir.save(attention(PLAIN.but(mask="causal")), tmp_path / "b.onnx")
+    options = {"dims": ["seq=9"]}
+    found = compare_models(tmp_path / "a.onnx", tmp_path / "b.onnx", options=options)
+    assert any("more than were compared" in notice for notice in found.notices)
