@@ -38,7 +38,8 @@ class DecodeSession:
         options: ``onnxruntime.SessionOptions``.
 
     Errors:
-        InputError: no such file; a model without a cache layout; two graphs with different caches.
+        InputError: no such file; a model without a cache layout; two graphs with different caches;
+            a ``max_length`` that is no whole number of 1 or more.
     """
 
     def __init__(
@@ -130,9 +131,11 @@ class DecodeSession:
         A row that has come to ``stop_id`` repeats it; when all have, the loop ends.
 
         Errors:
-            InputError: as :meth:`prefill`; the cache has no room for all of them.
+            InputError: as :meth:`prefill`; the cache has no room for all of them; ``new_tokens`` is
+            no whole number of 0 or more.
         """
         prompt = np.asarray(tokens)
+        _require_count("new_tokens", new_tokens, least=0)
         self.reset()
         if self._max_length is not None and prompt.ndim == 2:
             self._check_room(prompt.shape[1] + new_tokens - 1)
@@ -181,6 +184,8 @@ class DecodeSession:
         return StaticCache(self._prefill, batch, self._max_length)
 
     def _room(self, asked: int | None) -> int | None:
+        if asked is not None:
+            _require_count("max_length", asked, least=1)
         if self.layout.growth == "concat":
             return asked
         fixed = self._prefill.buffer_length()
@@ -226,3 +231,8 @@ class DecodeSession:
                     fix="pad shorter prompts on the left",
                 )
         return new if self._mask is None else np.concatenate([self._mask, new], axis=1)
+
+
+def _require_count(name: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{name} is {value!r}; expected a whole number, {least} or more")

@@ -87,9 +87,14 @@ def notices_of(record: ExportRecord) -> list[str]:
 
 
 def unused_choices(plan: Plan, record: ExportRecord) -> list[str]:
-    """A line for each target whose plan names sites that the model does not have: a typing error,
-    most likely.
+    """What of a plan came to nothing, a typing error most likely: sites that the model does not
+    have, a line for each target; and a plan that is of other targets than these.
     """
+    targets = dict.fromkeys(variant.target for variant in record.variants)
+    planned = {name.partition(".")[0] for name in plan.choices}
+    if planned and not planned & set(targets):
+        of, others = ", ".join(sorted(planned)), ", ".join(targets)
+        return [f"--plan: it is of {of}, and says nothing of {others}"]
     known = {ANY_SITE, *(site.id for site in record.sites)}
     return [
         f"--plan: {variant.target}: the model has no site {', '.join(unknown)}"

@@ -132,6 +132,22 @@ def test_an_open_buffer_needs_a_length(tmp_path: Path) -> None:
         DecodeSession(path)
 
 
+@pytest.mark.parametrize("room", [0, -1, True, 2.5, "16"])
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_a_length_is_a_whole_number(growth: str, room: object, tmp_path: Path) -> None:
+    path = _saved(Decoder(), growth, tmp_path / "decoder.onnx")
+    with pytest.raises(InputError, match=r"max_length is .*; expected a whole number, 1 or more"):
+        DecodeSession(path, max_length=room)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "2"])
+def test_new_tokens_are_a_whole_number(count: object, tmp_path: Path) -> None:
+    session = _session(Decoder(), "concat", tmp_path)
+    with pytest.raises(InputError, match=r"new_tokens is .*; expected a whole number, 0 or more"):
+        session.generate(PROMPT, new_tokens=count)  # type: ignore[arg-type]
+    assert session.generate(PROMPT, new_tokens=0).shape == PROMPT.shape
+
+
 def test_graphs_of_different_caches_are_not_mixed(tmp_path: Path) -> None:
     one = _saved(Decoder(), "concat", tmp_path / "one.onnx")
     other = _saved(Decoder(), "static", tmp_path / "other.onnx")

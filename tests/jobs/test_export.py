@@ -341,3 +341,12 @@ def test_require_fused_counts_refusals_and_not_what_is_no_attention(
     if rejected:
         (reason,) = (site["reason"] for site in result.document["sites"][1:])
         assert any(f"rejected: {reason['code']}" in notice for notice in result.notices)
+
+
+def test_a_plan_of_other_targets_is_told(encoder: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"targets": {"openvino": {"*": {"form": "onnx"}}}}')
+    result = export_model(
+        encoder, targets=["reference"], out=tmp_path / "out", settings=ExportSettings(plan=plan)
+    )
+    assert result.notices == ("--plan: it is of openvino, and says nothing of reference",)
