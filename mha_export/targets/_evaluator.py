@@ -127,10 +127,15 @@ class WorkerEvaluator:
         self._precision = precision
         self._limits = limits
         self._worker = Worker()
-        weakref.finalize(self, self._worker.close)
+        # Here and not in the worker, which may die, and which leaves without cleaning up.
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="mha_export-eval-", ignore_cleanup_errors=True
+        )
+        weakref.finalize(self, _end, self._worker, self._folder)
 
     def run(self, model: ir.Model, inputs: Arrays) -> dict[str, np.ndarray]:
-        args = (self._target, self._precision, model_bytes(model), dict(inputs))
+        folder = self._folder.name
+        args = (self._target, self._precision, model_bytes(model), dict(inputs), folder)
         outcome = self._worker.call(Job(function=evaluate, args=args), limits=self._limits)
         if not outcome.ok or outcome.value is None:
             raise EvaluationError(f"{self.name}: {outcome.reason}", fix=outcome.fix)
@@ -140,15 +145,20 @@ class WorkerEvaluator:
         self._worker.close()
 
 
+def _end(worker: Worker, folder: tempfile.TemporaryDirectory[str]) -> None:
+    worker.close()
+    folder.cleanup()
+
+
 def evaluate(
-    target: str, precision: str | None, model: bytes, inputs: Mapping[str, np.ndarray]
+    target: str, precision: str | None, model: bytes, inputs: Mapping[str, np.ndarray], folder: str
 ) -> dict[str, np.ndarray]:
     """Compile and load, or take the session of an equal recent model, and run once.
 
     The body of one worker request.
     """
     key = (target, precision, hashlib.sha256(model).hexdigest())
-    _, session = _in_worker.get(key, None, lambda: _opened(target, precision, model))
+    _, session = _in_worker.get(key, None, lambda: _opened(target, precision, model, folder))
     return session.run(inputs)
 
 
@@ -156,10 +166,10 @@ _in_worker: _Recent[tuple[tempfile.TemporaryDirectory[str], Session]] = _Recent(
 
 
 def _opened(
-    target: str, precision: str | None, model: bytes
+    target: str, precision: str | None, model: bytes, within: str
 ) -> tuple[tempfile.TemporaryDirectory[str], Session]:
     """A session, and the folder it may still read from."""
-    folder = tempfile.TemporaryDirectory(prefix="mha_export-eval-", ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(dir=within, ignore_cleanup_errors=True)
     path = Path(folder.name) / "model.onnx"
     path.write_bytes(model)
     options = CompileOptions(precision=precision, threads=1, workdir=Path(folder.name) / "built")
