@@ -148,7 +148,9 @@ def _check_versions(proto: onnx.ModelProto, where: str) -> None:
 def _root(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = error.args[0] if error.args else ""
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     words = next((line for line in lines if not line.startswith("Error context")), None)
     return re.sub(r"\s+", " ", words or type(error).__name__)[:200]
 

@@ -239,6 +239,14 @@ def test_other_suffixes_are_judged_by_their_own_kind(tmp_path: Path, file: str, 
         open_source(tmp_path / file)
 
 
+def test_text_that_is_cut_off_is_told_where(tmp_path: Path) -> None:
+    path = tmp_path / "cut.onnxtxt"
+    path.write_text('<ir_version: 10, opset_import: ["" : 21]>\nmain (float[1] x', encoding="utf-8")
+    with pytest.raises(InputError, match=r"line: 2 column: \d+") as caught:
+        open_source(path)
+    assert "b'" not in caught.value.what
+
+
 def test_a_missing_file_names_what_lies_beside_it(saved: Path) -> None:
     with pytest.raises(InputError) as caught:
         open_source(saved.with_name("smal.onnx"))
