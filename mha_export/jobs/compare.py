@@ -11,21 +11,16 @@ from mha_export.errors import InputError, TargetUnavailableError
 from mha_export.evaluator import Evaluator
 from mha_export.frontends import LoadedModel, SourceOptions, open_source
 from mha_export.jobs._progress import Progress, silent
+from mha_export.jobs._reach import LONGEST, unseen, widest
 from mha_export.jobs._result import FAILED, OK, JobResult
 from mha_export.jobs._settings import RunSettings, parse_workloads
 from mha_export.measure.compare import Side
 from mha_export.measure.compare import compare_models as compare_sides
 from mha_export.measure.model_inputs import ModelCase, model_cases
 from mha_export.measure.reference_run import ModelReference
-from mha_export.recognise import Recognition, recognise
+from mha_export.recognise import recognise
 from mha_export.report.records import validate
 from mha_export.targets import TargetRequest, Unavailable, evaluator_of, parse_targets
-
-_BEYOND = 4
-"""Tokens beyond a window, so that one that is off by one shows in more than one row."""
-
-_LONGEST = 1100
-"""Most tokens that are compared where no length is asked for."""
 
 
 def compare_models(
@@ -69,15 +64,13 @@ def compare_models(
         if model_b is not None
         else dataclasses.replace(side_a, evaluator=engines[1])
     )
-    widest = max(_widest(side.recognition) for side in (side_a, side_b))
-    cases = _cases(loaded_a, settings, reach=min(widest, _LONGEST))
+    reach = max(widest(side.recognition) for side in (side_a, side_b))
+    cases = _cases(loaded_a, settings, reach=min(reach, LONGEST))
     progress(f"comparing on {len(cases)} inputs")
     record = compare_sides(
         side_a, side_b, cases, seed=settings.seed, precision=requests[1].precision
     )
-    lengths = [size for case in cases for size in case.dims.values()]
-    if lengths and widest > max(lengths):
-        record = dataclasses.replace(record, notes=(*record.notes, _unseen(widest)))
+    record = dataclasses.replace(record, notes=(*record.notes, *unseen(reach, cases)))
     document = record.to_json()
     validate("compare", document)
     return JobResult(
@@ -127,25 +120,6 @@ def _cases(loaded: LoadedModel, settings: RunSettings, *, reach: int) -> tuple[M
         dims=workload.dims,
         shapes=workload.shapes,
         reach=reach,
-    )
-
-
-def _widest(recognition: Recognition) -> int:
-    """Tokens from which on every window and block hides something; 0 without any."""
-    widths = [
-        width
-        for site in recognition.sites
-        for mask in (site.spec.mask,)
-        for width in (mask.left_window, mask.right_window, mask.block)
-        if width is not None
-    ]
-    return max(widths, default=-_BEYOND) + _BEYOND
-
-
-def _unseen(widest: int) -> str:
-    return (
-        f"a window or block hides nothing before {widest} tokens, more than were compared: it may "
-        "differ; give that length with --dim"
     )
 
 

@@ -6,10 +6,12 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 
 from mha_export.jobs._budget import Budget
 from mha_export.jobs._progress import Progress, silent
+from mha_export.jobs._reach import LONGEST, unseen, widest
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult, worst
 from mha_export.jobs._results_file import ResultsFile, digest_of
 from mha_export.jobs._settings import RunSettings, Workload
@@ -26,6 +28,7 @@ from mha_export.measure.model_inputs import (
 )
 from mha_export.measure.reference_run import ModelReference
 from mha_export.measure.roofline import Ceilings, Work, ceilings_of, rates, work_of
+from mha_export.recognise import recognise
 from mha_export.report.records import ResultRecord, ResultsRecord
 
 RAW = "raw"
@@ -91,7 +94,7 @@ def run_models(
     return JobResult(
         document=record.to_json(),
         exit_code=_exit_code(record.results, asked=asked),
-        notices=tuple(_notices(record.results)),
+        notices=(*runner.notices, *_notices(record.results)),
         files=() if output is None else (Path(output),),
     )
 
@@ -117,6 +120,13 @@ class _Runner:
         self._references: dict[str | None, ModelReference] = {}
         self._drawn: dict[int, tuple[tuple[ModelCase, ...], ModelCase]] = {}
         self.budget = Budget(settings.most_seconds)
+        self.notices: list[str] = []
+        """What is to be said of the inputs."""
+
+    @cached_property
+    def _reach(self) -> int:
+        """Tokens beyond every window and block of the model; 0 where it is to be quick."""
+        return 0 if self._settings.quick else widest(recognise(self._subject.original))
 
     def prepare(self) -> None:
         """Draw the inputs of every workload.
@@ -226,7 +236,9 @@ class _Runner:
             dims=workload.dims,
             shapes=workload.shapes,
             quick=self._settings.quick,
+            reach=min(self._reach, LONGEST),
         )
+        self.notices += [text for text in unseen(self._reach, cases) if text not in self.notices]
         reference = self._reference(None)
         timed = ordinary_inputs(
             original,

@@ -9,7 +9,15 @@ import pytest
 from spellings import PLAIN, attention
 
 from mha_export.errors import InputError, TargetUnavailableError
-from mha_export.jobs import check_source, compare_models, doctor, write_report
+from mha_export.jobs import (
+    ExportSettings,
+    check_source,
+    compare_models,
+    doctor,
+    export_model,
+    run_models,
+    write_report,
+)
 
 
 def test_a_model_equals_its_export(exported: Path) -> None:
@@ -146,6 +154,20 @@ def test_a_window_is_compared_beyond_its_end(tmp_path: Path, other: str, exit_co
     found = compare_models(tmp_path / "a.onnx", tmp_path / "b.onnx")
     assert found.exit_code == exit_code
     assert not found.notices
+
+
+@pytest.mark.parametrize(("other", "status"), [("window:61", "fail"), ("window:60", "pass")])
+def test_a_run_goes_beyond_the_end_of_a_window(tmp_path: Path, other: str, status: str) -> None:
+    alone = ExportSettings(standalone=True)
+    for name, mask in (("a", "window:60"), ("b", other)):
+        ir.save(attention(PLAIN.but(mask=mask)), tmp_path / f"{name}.onnx")
+        export_model(
+            tmp_path / f"{name}.onnx", targets=["cpu"], out=tmp_path / name, settings=alone
+        )
+    shutil.copy(tmp_path / "b" / "cpu.onnx", tmp_path / "a" / "cpu.onnx")
+    (row,) = run_models(tmp_path / "a", targets=["cpu"]).document["results"]
+    assert row["status"] == status, row["reason"]
+    assert "beyond the windows" in [case["name"] for case in row["parity"]["by_case"]]
 
 
 def test_a_window_that_was_not_reached_is_told(tmp_path: Path) -> None:
