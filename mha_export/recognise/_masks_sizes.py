@@ -139,6 +139,24 @@ def enlarged(
     return None if best is None else best[1]
 
 
+def squared(
+    context: Context, sizes: Sizes, *, scores: Scores, inputs: Sequence[ir.Value]
+) -> Sizes | None:
+    """``sizes`` with as many queries as keys, where queries have a symbol of their own; else None.
+
+    Positions of queries that are counted from the first key are then large too.
+    """
+    shape = shape_of(context, sizes, scores)
+    if shape is None or shape[-2] >= shape[-1]:
+        return None
+    wanted = (*shape[:-2], shape[-1], shape[-1])
+    for name in symbols_of(context.model.graph).lengths:
+        fitted = _fitted(context, {**sizes, name: shape[-1]}, scores, inputs)
+        if fitted is not None and shape_of(context, fitted, scores) == wanted:
+            return fitted
+    return None
+
+
 def _distinct(context: Context, symbols: Symbols) -> Iterator[dict[str, int]]:
     for numbers in _ROUNDS:
         cycle = [*numbers, *range(31, 31 + len(symbols.lengths))]

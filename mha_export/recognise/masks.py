@@ -324,6 +324,7 @@ def _large_plans(
     context = subject.context
     shapes = [masks_sizes.shape_of(context, sizes, subject.scores) or (0,) for sizes in plans]
     shown = max(shape[-1] for shape in shapes)
+    queries = max(shape[-2:][0] for shape in shapes)
 
     def sized(keys: int) -> masks_sizes.Sizes | None:
         found = masks_sizes.enlarged(
@@ -333,6 +334,13 @@ def _large_plans(
             return found
         context.forget(found)
         return None
+
+    def squared(few: masks_sizes.Sizes) -> list[masks_sizes.Sizes]:
+        found = masks_sizes.squared(context, few, scores=subject.scores, inputs=inputs)
+        if found is None or spans(subject, found):
+            return [] if found is None else [found]
+        context.forget(found)
+        return []
 
     wanted = {n for n in bounds.buffers if n > shown}
     reach = max(bounds.number, bounds.reach) + 3
@@ -345,5 +353,10 @@ def _large_plans(
     for keys in sorted(wanted, reverse=True):
         found = sized(keys)
         if found is not None:
-            return [found]
-    return []
+            return [found, *squared(found)]
+    few = sized(math.ceil(reach)) if queries < reach <= LARGEST else None
+    if few is None:
+        return []
+    square = squared(few)
+    context.forget(few)
+    return square

@@ -13,7 +13,9 @@ import onnx_ir as ir
 import pytest
 from spellings import BATCH, FLOAT, QUERIES, Sketch
 
+from mha_export.forms import FormParams, build_model, form_named
 from mha_export.recognise import Site, recognise
+from mha_export.spec import AttentionSpec, CausalAlignment, MaskSpec
 
 HEADS, DIM = 2, 4
 WIDTH = HEADS * DIM
@@ -214,3 +216,26 @@ def test_a_width_read_off_a_shape_is_the_scale(
 ) -> None:
     site = site_of(width_from_shape, random_feeds, assert_sound)
     assert site.spec.effective_scale == pytest.approx(WIDTH**-0.5)
+
+
+@pytest.mark.parametrize("width", [5, 60, 700])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"causal": CausalAlignment.TOP_LEFT, "left_window": 1},
+        {"causal": CausalAlignment.BOTTOM_RIGHT, "left_window": 1},
+        {"left_window": 1},
+        {"right_window": 1},
+        {"block": 1},
+    ],
+    ids=lambda mask: "-".join(mask),
+)
+def test_a_rule_is_seen_where_queries_have_a_length_of_their_own(
+    mask: dict[str, object], width: int
+) -> None:
+    """Few queries and many keys show no window that is counted from the first key."""
+    stated = {name: width if value == 1 else value for name, value in mask.items()}
+    spec = AttentionSpec(q_heads=2, kv_heads=2, head_dim=4, mask=MaskSpec(**stated))  # type: ignore[arg-type]
+    model = build_model(form_named("primitive"), spec, FormParams(opset=17))
+    (site,) = recognise(model).sites
+    assert site.spec.mask == spec.mask
