@@ -1,4 +1,4 @@
-"""How long inputs have to be before every window and block of a model hides something."""
+"""Which lengths a model has to be judged at, by what its attentions are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mha_export.measure.model_inputs import ModelCase
 from mha_export.recognise import Recognition
+from mha_export.spec import CausalAlignment
 
 _BEYOND = 4
 """Tokens beyond a window, so that one that is off by one shows in more than one row."""
@@ -24,6 +25,18 @@ def widest(recognition: Recognition) -> int:
         if width is not None
     ]
     return max(widths, default=-_BEYOND) + _BEYOND
+
+
+def every_row_has_keys(recognition: Recognition) -> bool:
+    """Whether positions leave no row without a key, however many more queries than keys."""
+    masks = [site.spec.mask for site in recognition.sites]
+    return not recognition.rejections and not any(
+        mask.causal is CausalAlignment.BOTTOM_RIGHT
+        or mask.left_window is not None
+        or mask.right_window is not None
+        or mask.block is not None
+        for mask in masks
+    )
 
 
 def unseen(reach: int, cases: Sequence[ModelCase]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from mha_export.errors import InputError, TargetUnavailableError
 from mha_export.evaluator import Evaluator
 from mha_export.frontends import LoadedModel, SourceOptions, open_source
 from mha_export.jobs._progress import Progress, silent
-from mha_export.jobs._reach import LONGEST, unseen, widest
+from mha_export.jobs._reach import LONGEST, every_row_has_keys, unseen, widest
 from mha_export.jobs._result import FAILED, OK, JobResult
 from mha_export.jobs._settings import RunSettings, parse_workloads
 from mha_export.measure.compare import Side
@@ -65,7 +65,8 @@ def compare_models(
         else dataclasses.replace(side_a, evaluator=engines[1])
     )
     reach = max(widest(side.recognition) for side in (side_a, side_b))
-    cases = _cases(loaded_a, settings, reach=min(reach, LONGEST))
+    many = all(every_row_has_keys(side.recognition) for side in (side_a, side_b))
+    cases = _cases(loaded_a, settings, reach=min(reach, LONGEST), many_queries=many)
     progress(f"comparing on {len(cases)} inputs")
     record = compare_sides(
         side_a, side_b, cases, seed=settings.seed, precision=requests[1].precision
@@ -110,7 +111,9 @@ def _settings(options: Mapping[str, Any]) -> RunSettings:
     )
 
 
-def _cases(loaded: LoadedModel, settings: RunSettings, *, reach: int) -> tuple[ModelCase, ...]:
+def _cases(
+    loaded: LoadedModel, settings: RunSettings, *, reach: int, many_queries: bool
+) -> tuple[ModelCase, ...]:
     if settings.inputs is not None:
         return (ModelReference(loaded.model).own_case(settings.inputs),)
     (workload,) = settings.workloads
@@ -120,6 +123,7 @@ def _cases(loaded: LoadedModel, settings: RunSettings, *, reach: int) -> tuple[M
         dims=workload.dims,
         shapes=workload.shapes,
         reach=reach,
+        many_queries=many_queries,
     )
 
 

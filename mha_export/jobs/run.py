@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mha_export.jobs._budget import Budget
 from mha_export.jobs._progress import Progress, silent
-from mha_export.jobs._reach import LONGEST, unseen, widest
+from mha_export.jobs._reach import LONGEST, every_row_has_keys, unseen, widest
 from mha_export.jobs._result import CANNOT_RUN, FAILED, OK, JobResult, worst
 from mha_export.jobs._results_file import ResultsFile, digest_of
 from mha_export.jobs._settings import RunSettings, Workload
@@ -124,9 +124,13 @@ class _Runner:
         """What is to be said of the inputs."""
 
     @cached_property
-    def _reach(self) -> int:
-        """Tokens beyond every window and block of the model; 0 where it is to be quick."""
-        return 0 if self._settings.quick else widest(recognise(self._subject.original))
+    def _judged_at(self) -> tuple[int, bool]:
+        """Tokens beyond every window and block of the model; whether it may have more queries than
+        keys. Nothing is asked for where it is to be quick."""
+        if self._settings.quick:
+            return 0, False
+        recognition = recognise(self._subject.original)
+        return widest(recognition), every_row_has_keys(recognition)
 
     def prepare(self) -> None:
         """Draw the inputs of every workload.
@@ -230,15 +234,17 @@ class _Runner:
             case = self._reference(None).own_case(self._settings.inputs)
             return (case,), case
         seed = self._settings.seed
+        reach, many_queries = self._judged_at
         cases = model_cases(
             original,
             seed=seed,
             dims=workload.dims,
             shapes=workload.shapes,
             quick=self._settings.quick,
-            reach=min(self._reach, LONGEST),
+            reach=min(reach, LONGEST),
+            many_queries=many_queries,
         )
-        self.notices += [text for text in unseen(self._reach, cases) if text not in self.notices]
+        self.notices += [text for text in unseen(reach, cases) if text not in self.notices]
         reference = self._reference(None)
         timed = ordinary_inputs(
             original,

@@ -53,7 +53,7 @@ class _Scenario:
 
 
 def _scenarios(past: bool) -> tuple[_Scenario, ...]:
-    # Never more queries than keys: positions alone then leave rows without a key, of which a spec
+    # Not more queries than keys: positions may then leave rows without a key, of which a spec
     # without a policy for them says nothing.
     cached = Lengths(past=5, seq=3)
     found = [
@@ -88,6 +88,7 @@ def model_cases(
     shapes: Mapping[str, Sequence[int]] | None = None,
     quick: bool = False,
     reach: int = 0,
+    many_queries: bool = False,
 ) -> tuple[ModelCase, ...]:
     """The battery, in a fixed order; the same seed gives the same bytes.
 
@@ -98,12 +99,13 @@ def model_cases(
         shapes: whole shapes of inputs, likewise.
         quick: three scenarios at most.
         reach: tokens that one more scenario has, where the others are all shorter.
+        many_queries: one more scenario has more queries than keys, where they differ.
 
     Errors:
         InputError: an input without type or shape, or an unknown dimension.
     """
     roles = input_roles(model)
-    return tuple(_cases(roles, seed, dims or {}, shapes or {}, quick, reach))
+    return tuple(_cases(roles, seed, dims or {}, shapes or {}, quick, reach, many_queries))
 
 
 def cases_at_traced_sizes(model: ir.Model, *, seed: int = 0) -> tuple[ModelCase, ...]:
@@ -212,6 +214,7 @@ def _cases(
     shapes: Mapping[str, Sequence[int]],
     quick: bool,
     reach: int,
+    many_queries: bool,
 ) -> Iterator[ModelCase]:
     here: set[str] = {"mask" if role.role == "bias" else role.role for role in roles}
     if _free_length(roles):
@@ -223,6 +226,9 @@ def _cases(
     if reach > max(scenario.lengths.seq for scenario in scenarios):
         far = Lengths(batch=1, seq=reach, other=reach)
         scenarios.append(_Scenario(name="beyond the windows", lengths=far, needs=("length",)))
+    if many_queries:
+        many = Lengths(batch=1, seq=37, other=9)
+        scenarios.append(_Scenario(name="more queries than keys", lengths=many, needs=("length",)))
     for scenario in scenarios:
         if (quick and not scenario.quick) or not set(scenario.needs) <= here:
             continue
