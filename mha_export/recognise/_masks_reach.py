@@ -137,7 +137,8 @@ class _Walk:
         if array.dtype.kind == "b":
             return _Part(constants=1.0, number=array)
         flat = np.ravel(array).astype(np.float64)
-        if array.size > _SMALL and bool(np.all(np.diff(array, axis=-1) == 1)):
+        counts = array.size > _SMALL and bool(np.isfinite(flat).all())
+        if counts and bool(np.all(np.diff(array, axis=-1) == 1)):
             return _Part(linear=True, constants=abs(float(flat[0])))
         if array.size > _SMALL and array.ndim == 1:
             self.changes.add(array.size)
