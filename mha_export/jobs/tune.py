@@ -85,7 +85,7 @@ def tune_model(
     request = parse_target(target)
     output = Path(output)
     check_file(output, source=source)
-    _require_plan(output)
+    earlier = _earlier(output)
     state = request.target.availability().run
     if isinstance(state, Unavailable):
         document = _document(request, "", {}, {})
@@ -115,7 +115,7 @@ def tune_model(
         workload_sizes(model, dims=workload.dims, shapes=workload.shapes)
         for workload in settings.run.workloads
     ]
-    tuner = _Tuner(request, opset, settings, output, loaded, progress, sizes, started)
+    tuner = _Tuner(request, opset, settings, output, loaded, progress, sizes, started, earlier)
     document, notices = tuner.tune(_grouped(sites))
     chosen = any(document["targets"].values())
     return JobResult(
@@ -126,10 +126,14 @@ def tune_model(
     )
 
 
-def _require_plan(output: Path) -> None:
-    """A plan is gone on with; any other file is somebody's, and hours may be in it."""
+def _earlier(output: Path) -> Row:
+    """The plan in ``output``, to go on with; empty without one.
+
+    Errors:
+        InputError: another file is there: it is somebody's, and hours may be in it.
+    """
     if not output.exists() or output.stat().st_size == 0:
-        return
+        return {}
     try:
         document = json.loads(output.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
@@ -139,6 +143,7 @@ def _require_plan(output: Path) -> None:
             f"{output} is there, and is no plan that could be gone on with",
             fix="choose another -o, or remove the file",
         )
+    return document
 
 
 def _grouped(sites: Sequence[Site]) -> dict[AttentionSpec, list[str]]:
@@ -162,6 +167,7 @@ class _Tuner:
         progress: Progress,
         sizes: Sequence[Mapping[str, int]],
         started: float,
+        earlier: Row,
     ) -> None:
         self._sizes = sizes
         self._request = request
@@ -171,6 +177,7 @@ class _Tuner:
         self._loaded = loaded
         self._progress = progress
         self._started = started
+        self._earlier = earlier
         self._capabilities = capabilities_for(request.target, request.precision)
         self._rows: dict[str, list[Row]] = {}
 
@@ -241,15 +248,9 @@ class _Tuner:
 
     def _known(self) -> list[Row]:
         """What an earlier, perhaps broken off, run wrote of the very same question."""
-        if not self._output.is_file():
+        if self._earlier.get("question") != self._question():
             return []
-        try:
-            document = json.loads(self._output.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError):
-            return []
-        if not isinstance(document, dict) or document.get("question") != self._question():
-            return []
-        rows = document.get("measured", [])
+        rows = self._earlier.get("measured", [])
         # Ways are compared with one another: a workload that was cut short is measured anew.
         cut = [(row["site"], row["lengths"]) for row in rows if row["problem"] == SPENT]
         return [row for row in rows if (row["site"], row["lengths"]) not in cut]

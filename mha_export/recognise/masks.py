@@ -326,21 +326,21 @@ def _large_plans(
     shown = max(shape[-1] for shape in shapes)
     queries = max(shape[-2:][0] for shape in shapes)
 
-    def sized(keys: int) -> masks_sizes.Sizes | None:
-        found = masks_sizes.enlarged(
-            context, plans[0], scores=subject.scores, inputs=inputs, keys=keys
-        )
+    def fitting(found: masks_sizes.Sizes | None) -> masks_sizes.Sizes | None:
         if found is None or spans(subject, found):
             return found
         context.forget(found)
         return None
 
+    def sized(keys: int) -> masks_sizes.Sizes | None:
+        return fitting(
+            masks_sizes.enlarged(context, plans[0], scores=subject.scores, inputs=inputs, keys=keys)
+        )
+
     def squared(few: masks_sizes.Sizes) -> list[masks_sizes.Sizes]:
         found = masks_sizes.squared(context, few, scores=subject.scores, inputs=inputs)
-        if found is None or spans(subject, found):
-            return [] if found is None else [found]
-        context.forget(found)
-        return []
+        square = fitting(found)
+        return [] if square is None else [square]
 
     wanted = {n for n in bounds.buffers if n > shown}
     reach = max(bounds.number, bounds.reach) + 3
